@@ -1,0 +1,27 @@
+"""Eight simulated CPU devices, a compilation cache and run-time shape checks for the whole suite."""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update(
+    "jax_compilation_cache_dir",
+    os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache/transformers_jax/tests")),
+)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+install_import_hook("transformers_jax", "beartype.beartype")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with real data and reference outputs; it is not part of the repository."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("TRANSFORMERS_JAX_TEST_DATA", default))
+    if not folder.is_dir():
+        pytest.skip(f"no reference data at {folder}; set TRANSFORMERS_JAX_TEST_DATA")
+    return folder

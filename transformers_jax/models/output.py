@@ -1,0 +1,66 @@
+"""What models take along and give back."""
+
+from collections.abc import Collection
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from transformers_jax.nn.pytree import pytree_dataclass
+
+
+@pytree_dataclass
+class Cache:
+    """What a decoder remembers of the tokens it has seen.
+
+    `layers` holds keys and values; `mask` (batch, slots) bool says which slots hold real tokens; `index` int32 is the
+    number of slots filled. Slots are not positions: padding takes a slot, but no position.
+    """
+
+    layers: object
+    mask: Array
+    index: Array
+
+    def extend(self, length: int, attention_mask: Int[Array, "batch length"] | None) -> "Cache":
+        """The cache with its next `length` slots taken, by the tokens whose `attention_mask` is 1 (None: all).
+
+        The caller makes sure that there are that many slots: JAX would write to the last ones instead.
+        """
+        batch = self.mask.shape[0]
+        real = jnp.ones((batch, length), bool) if attention_mask is None else attention_mask != 0
+        mask = jax.lax.dynamic_update_slice(self.mask, real, (0, self.index))
+        return Cache(self.layers, mask, self.index + length)
+
+    def take(self, rows: Array) -> "Cache":
+        """The cache of the batch rows `rows`: for beams that continue other beams."""
+        axis = 0 if isinstance(self.layers, tuple) else 1
+        return Cache(
+            jax.tree.map(lambda x: x.take(rows, axis=axis), self.layers), self.mask.take(rows, axis=0), self.index
+        )
+
+
+@pytree_dataclass
+class ModelOutput:
+    """What a model gives back; None where the model, or the call, does not have it.
+
+    `hidden` (batch, length, dim) after the last norm; `pooled` (batch, dim); `logits` float32, (batch, length, vocab)
+    for language models; `cache`; and when named in `capture`: `hidden_states` (depth, batch, length, dim), the input of
+    every layer, and `attention_weights` (depth, batch, heads, length, slots).
+    """
+
+    hidden: Array
+    pooled: Array | None = None
+    logits: Array | None = None
+    cache: Cache | None = None
+    hidden_states: Array | None = None
+    attention_weights: Array | None = None
+
+
+CAPTURES = ("hidden_states", "attention_weights")
+
+
+def check_capture(capture: Collection[str]) -> None:
+    """ValueError that lists what can be captured, if `capture` names anything else."""
+    unknown = set(capture) - set(CAPTURES)
+    if unknown:
+        raise ValueError(f"cannot capture {', '.join(sorted(unknown))}; there are {', '.join(CAPTURES)}")

@@ -1,0 +1,50 @@
+"""The blocks: import them to build models of your own."""
+
+from transformers_jax.nn.attention import (
+    AttentionOutput,
+    KVCache,
+    MultiHeadAttention,
+    attend,
+    attention_weights,
+    choose_implementation,
+)
+from transformers_jax.nn.dropout import dropout, split_key
+from transformers_jax.nn.embedding import TokenEmbedding
+from transformers_jax.nn.layer import LayerOutput, TransformerLayer
+from transformers_jax.nn.linear import LayerNorm, Linear, normal_init
+from transformers_jax.nn.mlp import ACTIVATIONS, MLP
+from transformers_jax.nn.patterns import Causal, Full, Local, Pattern
+from transformers_jax.nn.positions import LearnedPositions, positions_from_mask, sinusoidal_positions
+from transformers_jax.nn.pytree import pytree_dataclass
+from transformers_jax.nn.stack import REMAT_POLICIES, Stack, stacked_mask, unstack
+
+__all__ = [
+    "ACTIVATIONS",
+    "MLP",
+    "REMAT_POLICIES",
+    "AttentionOutput",
+    "Causal",
+    "Full",
+    "KVCache",
+    "LayerNorm",
+    "LayerOutput",
+    "LearnedPositions",
+    "Linear",
+    "Local",
+    "MultiHeadAttention",
+    "Pattern",
+    "Stack",
+    "TokenEmbedding",
+    "TransformerLayer",
+    "attend",
+    "attention_weights",
+    "choose_implementation",
+    "dropout",
+    "normal_init",
+    "positions_from_mask",
+    "pytree_dataclass",
+    "sinusoidal_positions",
+    "split_key",
+    "stacked_mask",
+    "unstack",
+]

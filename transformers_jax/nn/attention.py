@@ -1,0 +1,289 @@
+"""Attention: the one place where it is computed (`attend`), and the module around it (`MultiHeadAttention`)."""
+
+import logging
+from functools import cache
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from transformers_jax.nn.dropout import PRNGKey, dropout, split_key
+from transformers_jax.nn.linear import Linear, normal_init
+from transformers_jax.nn.patterns import Causal, Full, Pattern
+from transformers_jax.nn.pytree import pytree_dataclass
+
+Implementation = Literal["plain", "xla", "cudnn"]
+Mask = Bool[Array, "#batch #heads #q #k"]
+Bias = Float[Array, "#batch #heads #q #k"]
+Index = int | Int[Array, ""]
+
+
+def attend(
+    query: Float[Array, "batch q heads head_dim"],
+    key: Float[Array, "batch k kv_heads head_dim"],
+    value: Float[Array, "batch k kv_heads value_dim"],
+    *,
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    pattern: Pattern = Full(),
+    query_offset: Index = 0,
+    scale: float | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: PRNGKey | None = None,
+    implementation: Implementation | None = None,
+) -> Float[Array, "batch q heads value_dim"]:
+    """Scaled dot-product attention, `softmax(scale * query @ key + bias) @ value` (Vaswani et al. 2017, equation 1).
+
+    A key counts where `pattern` and `mask` (True = may look) both allow it and its bias is not -inf; a query that may
+    look at nothing gives zeros, with finite gradients. Scores and softmax are computed in float32. The first query
+    stands at index `query_offset` of the keys, which is what patterns go by. `scale` defaults to 1/sqrt(head_dim).
+    When kv_heads is smaller than heads, each key head serves a group of consecutive query heads. Dropout acts on the
+    weights when `dropout_key` is given. `implementation` forces one way of computing it, otherwise
+    `choose_implementation` does; a forced one that cannot serve raises ValueError.
+    """
+    _check_heads(query, key)
+    dropped = dropout_key is not None and dropout_rate > 0.0
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    refusal = _fused_refusal(query, key, value, bias=bias, dropped=dropped)
+    if implementation is None:
+        implementation = choose_implementation(query, key, value, bias=bias, dropped=dropped)
+    elif implementation == "cudnn" and refusal:
+        raise ValueError(f"implementation='cudnn' cannot serve this call: {refusal}")
+    elif implementation == "xla" and dropped:
+        raise ValueError("implementation='xla' has no dropout; use 'plain'")
+
+    if implementation == "plain":
+        weights = attention_weights(
+            query, key, mask=mask, bias=bias, pattern=pattern, query_offset=query_offset, scale=scale
+        )
+        weights = dropout(weights, dropout_rate, dropout_key)
+        return jnp.einsum("bhqk,bkhd->bqhd", weights.astype(value.dtype), _repeat_heads(value, query))
+
+    is_causal = pattern == Causal() and isinstance(query_offset, int) and query_offset == 0
+    is_causal = is_causal and query.shape[1] == key.shape[1]
+    mask, bias = _combine(query, key, mask, bias, Full() if is_causal else pattern, query_offset)
+    batch, q, heads, k = *query.shape[:3], key.shape[1]
+    # The fused kernels want a mask and a bias of full length; their batch and head axes may be 1.
+    full = [None if x is None else jnp.broadcast_to(x, (*x.shape[:2], q, k)) for x in (mask, bias)]
+    output = jax.nn.dot_product_attention(
+        query, key, value, full[1], full[0], scale=scale, is_causal=is_causal, implementation=implementation
+    )
+    return output if mask is None else _zero_blind(output, mask)
+
+
+def attention_weights(
+    query: Float[Array, "batch q heads head_dim"],
+    key: Float[Array, "batch k kv_heads head_dim"],
+    *,
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    pattern: Pattern = Full(),
+    query_offset: Index = 0,
+    scale: float | None = None,
+) -> Float[Array, "batch heads q k"]:
+    """The weights that `attend` gives the values: float32, rows sum to one, or to zero where nothing may be seen."""
+    _check_heads(query, key)
+    blind_rows = mask is not None or bias is not None or pattern not in (Full(), Causal())
+    mask, bias = _combine(query, key, mask, bias, pattern, query_offset)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = jnp.einsum(
+        "bqhd,bkhd->bhqk", query * scale, _repeat_heads(key, query), preferred_element_type=jnp.float32
+    )  # fmt: skip
+    if bias is not None:
+        scores = scores + bias.astype(jnp.float32)
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores, axis=-1)
+    if mask is not None and blind_rows:
+        weights = jnp.where(jnp.any(mask, axis=-1, keepdims=True), weights, 0.0)
+    return weights
+
+
+def choose_implementation(query, key, value, *, bias=None, dropped: bool = False) -> Implementation:
+    """How `attend` computes a call when it is not told: "cudnn" on an NVIDIA GPU where it serves, otherwise "plain".
+
+    The reason for not using the fused kernel on a GPU is logged once.
+    """
+    if jax.default_backend() != "gpu":
+        return "plain"
+    refusal = _fused_refusal(query, key, value, bias=bias, dropped=dropped)
+    if refusal:
+        _log_fallback(refusal)
+        return "plain"
+    return "cudnn"
+
+
+def _fused_refusal(query, key, value, *, bias, dropped: bool) -> str | None:
+    head_dim = query.shape[-1]
+    if jax.default_backend() != "gpu":
+        return f"the backend is {jax.default_backend()}, not an NVIDIA GPU"
+    if query.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"the type is {query.dtype}, not bfloat16 or float16"
+    if head_dim % 8 or head_dim > 128 or value.shape[-1] != head_dim:
+        return f"head sizes are {head_dim} and {value.shape[-1]}, not one multiple of 8 up to 128"
+    if query.shape[1] % 2 or key.shape[1] % 2:
+        return f"lengths {query.shape[1]} and {key.shape[1]} are not even"
+    if dropped:
+        return "there is dropout on the weights"
+    if bias is not None:
+        return "there is a bias, whose gradient it does not give for every shape"
+    return None
+
+
+@cache
+def _log_fallback(reason: str) -> None:
+    logging.getLogger(__name__).info("attention does not use the fused cuDNN kernel: %s", reason)
+
+
+def _check_heads(query, key) -> None:
+    if query.shape[2] % key.shape[2]:
+        raise ValueError(f"{query.shape[2]} query heads are not a multiple of {key.shape[2]} key heads")
+
+
+def _repeat_heads(x, query):
+    group = query.shape[2] // x.shape[2]
+    return x if group == 1 else jnp.repeat(x, group, axis=2)
+
+
+def _combine(query, key, mask, bias, pattern: Pattern, query_offset: Index):
+    """One boolean mask of everything that blocks, and the bias without its -inf (whose softmax would be NaN)."""
+    if pattern != Full():
+        allowed = pattern.mask(query.shape[1], key.shape[1], offset=query_offset)[None, None]
+        mask = allowed if mask is None else mask & allowed
+    if bias is not None:
+        open_ = bias > -jnp.inf
+        mask = open_ if mask is None else mask & open_
+        bias = jnp.where(open_, bias, 0.0)
+    return mask, bias
+
+
+def _zero_blind(output, mask):
+    sees = jnp.swapaxes(jnp.any(mask, axis=-1), 1, 2)[..., None]  # (batch, q, heads, 1)
+    return jnp.where(sees, output, 0.0)
+
+
+@pytree_dataclass
+class KVCache:
+    """Keys and values of the tokens seen so far: each (batch, slots, kv_heads, head_dim)."""
+
+    key: Array
+    value: Array
+
+    @classmethod
+    def zeros(cls, size: tuple[int, int, int, int], dtype: DTypeLike = jnp.float32) -> "KVCache":
+        """An empty cache of `size` (batch, slots, kv_heads, head_dim)."""
+        return cls(jnp.zeros(size, dtype), jnp.zeros(size, dtype))
+
+    def write(self, key: Array, value: Array, index: Index) -> "KVCache":
+        """A cache with `key` and `value` (batch, new, kv_heads, head_dim) in the slots from `index` on."""
+        start = (0, index, 0, 0)
+        return KVCache(
+            jax.lax.dynamic_update_slice(self.key, key.astype(self.key.dtype), start),
+            jax.lax.dynamic_update_slice(self.value, value.astype(self.value.dtype), start),
+        )
+
+
+@pytree_dataclass
+class AttentionOutput:
+    """`hidden` (batch, q, dim); the new `cache`; `weights` (batch, heads, q, k) when asked for, else None."""
+
+    hidden: Array
+    cache: KVCache | None = None
+    weights: Array | None = None
+
+
+class MultiHeadAttention(nnx.Module):
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2): self-attention, cross-attention, with or without cache.
+
+    Queries come from `hidden` (dim wide), keys and values from `context` (context_dim wide, default dim) when it is
+    given and from `hidden` otherwise. `kv_heads` smaller than `heads` gives grouped-query attention.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        context_dim: int | None = None,
+        use_bias: bool = True,
+        pattern: Pattern = Full(),
+        dropout: float = 0.0,
+        implementation: Implementation | None = None,
+        kernel_init: Initializer = normal_init(0.02),
+        output_init: Initializer | None = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        if head_dim is None:
+            if dim % heads:
+                raise ValueError(f"dim={dim} is not a multiple of heads={heads}; change one, or give head_dim")
+            head_dim = dim // heads
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads % kv_heads:
+            raise ValueError(f"heads={heads} is not a multiple of kv_heads={kv_heads}")
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.pattern, self.dropout, self.implementation = pattern, dropout, implementation
+
+        def linear(inner: int, outer: int, init: Initializer) -> Linear:
+            return Linear(
+                inner, outer, use_bias=use_bias, kernel_init=init, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+            )
+
+        context_dim = dim if context_dim is None else context_dim
+        self.query = linear(dim, heads * head_dim, kernel_init)
+        self.key = linear(context_dim, kv_heads * head_dim, kernel_init)
+        self.value = linear(context_dim, kv_heads * head_dim, kernel_init)
+        self.output = linear(heads * head_dim, dim, kernel_init if output_init is None else output_init)
+
+    def __call__(
+        self,
+        hidden: Float[Array, "batch q dim"],
+        *,
+        context: Float[Array, "batch k context_dim"] | KVCache | None = None,
+        mask: Mask | None = None,
+        bias: Bias | None = None,
+        cache: KVCache | None = None,
+        cache_index: Index = 0,
+        key: PRNGKey | None = None,
+        capture_weights: bool = False,
+    ) -> AttentionOutput:
+        """Attend from `hidden` to itself, or to `context`.
+
+        With `cache`, the new keys and values are written to its slots from `cache_index` on and the queries look at
+        the whole cache: `mask` is then over slots, and the causal pattern hides the slots not yet written. A KVCache
+        as `context` is used as it is (`keys_and_values` makes one): a decoder projects its encoder's output once.
+        """
+        query = self._heads(self.query(hidden), self.heads)
+        if isinstance(context, KVCache):
+            keys_values = context
+        else:
+            keys_values = self.keys_and_values(hidden if context is None else context)
+        if cache is not None:
+            cache = keys_values = cache.write(keys_values.key, keys_values.value, cache_index)
+        offset = 0 if cache is None else cache_index
+        arguments = dict(mask=mask, bias=bias, pattern=self.pattern, query_offset=offset)
+        mixed = attend(
+            query,
+            keys_values.key,
+            keys_values.value,
+            dropout_rate=self.dropout,
+            dropout_key=key,
+            implementation=self.implementation,
+            **arguments,
+        )
+        weights = attention_weights(query, keys_values.key, **arguments) if capture_weights else None
+        return AttentionOutput(self.output(mixed.reshape(*mixed.shape[:2], -1)), cache, weights)
+
+    def keys_and_values(self, context: Float[Array, "batch k context_dim"]) -> KVCache:
+        """The projected keys and values of `context`."""
+        return KVCache(self._heads(self.key(context), self.kv_heads), self._heads(self.value(context), self.kv_heads))
+
+    def _heads(self, x, heads: int):
+        return x.reshape(*x.shape[:-1], heads, self.head_dim)

@@ -1,0 +1,36 @@
+"""Token embeddings and their use as the output layer."""
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from transformers_jax.nn.linear import matmul, normal_init
+
+
+class TokenEmbedding(nnx.Module):
+    """A learned vector for each of `vocab_size` tokens; `read_out` uses the same vectors as an output layer."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        *,
+        embedding_init: Initializer = normal_init(0.02),
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        self.embedding = nnx.Param(embedding_init(rngs.params(), (vocab_size, dim), param_dtype))
+        self.dtype = dtype
+
+    def __call__(self, input_ids: Int[Array, "batch length"]) -> Float[Array, "batch length dim"]:
+        """The vectors of `input_ids`. An id outside the vocabulary gives NaN: JAX cannot raise while running."""
+        table = self.embedding[...]
+        table = table if self.dtype is None else table.astype(self.dtype)
+        return jnp.take(table, input_ids, axis=0, mode="fill", fill_value=jnp.nan)
+
+    def read_out(self, hidden: Float[Array, "*lead dim"]) -> Float[Array, "*lead vocab"]:
+        """Scores of every token, `hidden @ embedding.T`, in float32 (Press and Wolf 2017: tied weights)."""
+        return matmul(hidden, self.embedding[...].astype(hidden.dtype).T, preferred_element_type=jnp.float32)

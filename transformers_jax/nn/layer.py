@@ -1,0 +1,129 @@
+"""The Transformer layer: attention and MLP, each with a residual connection and a norm."""
+
+from collections.abc import Collection
+from typing import Literal
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
+
+from transformers_jax.nn.attention import Implementation, Index, KVCache, MultiHeadAttention
+from transformers_jax.nn.dropout import PRNGKey, dropout, split_key
+from transformers_jax.nn.linear import LayerNorm, normal_init
+from transformers_jax.nn.mlp import MLP
+from transformers_jax.nn.patterns import Full, Pattern
+from transformers_jax.nn.pytree import pytree_dataclass
+
+
+@pytree_dataclass
+class LayerOutput:
+    """`hidden` (batch, length, dim), the new `cache`, and `attention_weights` (batch, heads, q, k) when captured."""
+
+    hidden: Array
+    cache: KVCache | None = None
+    attention_weights: Array | None = None
+
+
+class TransformerLayer(nnx.Module):
+    """Self-attention, optional cross-attention, and an MLP.
+
+    `norm="pre"` normalises the input of each part (GPT-2, ViT): `x + part(norm(x))`; `norm="post"` the sum (Vaswani et
+    al. 2017, BERT): `norm(x + part(x))`. `dropout` acts on the output of each part, `attention_dropout` on the
+    attention weights, `mlp_dropout` inside the MLP.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        mlp_dim: int,
+        *,
+        norm: Literal["pre", "post"] = "pre",
+        activation: str = "gelu",
+        cross_attention: bool = False,
+        context_dim: int | None = None,
+        kv_heads: int | None = None,
+        pattern: Pattern = Full(),
+        implementation: Implementation | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        mlp_dropout: float = 0.0,
+        norm_epsilon: float = 1e-5,
+        use_bias: bool = True,
+        kernel_init: Initializer = normal_init(0.02),
+        output_init: Initializer | None = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        if norm not in ("pre", "post"):
+            raise ValueError(f"norm={norm!r} is neither 'pre' nor 'post'")
+        self.norm, self.dropout = norm, dropout
+        types = dict(dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        inits = dict(kernel_init=kernel_init, output_init=output_init, use_bias=use_bias)
+
+        def attention(pattern: Pattern, context_dim: int | None = None) -> MultiHeadAttention:
+            return MultiHeadAttention(
+                dim,
+                heads,
+                kv_heads=kv_heads,
+                context_dim=context_dim,
+                pattern=pattern,
+                dropout=attention_dropout,
+                implementation=implementation,
+                **inits,
+                **types,
+            )
+
+        self.attention = attention(pattern)
+        self.attention_norm = LayerNorm(dim, epsilon=norm_epsilon, **types)
+        self.cross_attention = attention(Full(), context_dim) if cross_attention else nnx.data(None)
+        self.cross_attention_norm = LayerNorm(dim, epsilon=norm_epsilon, **types) if cross_attention else nnx.data(None)
+        self.mlp = MLP(dim, mlp_dim, activation=activation, dropout=mlp_dropout, **inits, **types)
+        self.mlp_norm = LayerNorm(dim, epsilon=norm_epsilon, **types)
+
+    def __call__(
+        self,
+        hidden: Float[Array, "batch length dim"],
+        *,
+        mask: Bool[Array, "#batch #heads #length #slots"] | None = None,
+        bias: Float[Array, "#batch #heads #length #slots"] | None = None,
+        context: Float[Array, "batch k context_dim"] | KVCache | None = None,
+        context_mask: Bool[Array, "#batch #heads #length #k"] | None = None,
+        cache: KVCache | None = None,
+        cache_index: Index = 0,
+        key: PRNGKey | None = None,
+        capture: Collection[str] = (),
+    ) -> LayerOutput:
+        """Run the layer. `mask`, `bias`, `cache` and `cache_index` are those of `MultiHeadAttention`; `context` is what
+        cross-attention looks at; "attention_weights" in `capture` returns the weights of the self-attention."""
+        if (self.cross_attention is None) != (context is None):
+            raise ValueError("a layer takes `context` if, and only if, it was built with cross_attention=True")
+        keys = split_key(key, 6)
+        attended = self.attention(
+            self._before(self.attention_norm, hidden),
+            mask=mask,
+            bias=bias,
+            cache=cache,
+            cache_index=cache_index,
+            key=keys[0],
+            capture_weights="attention_weights" in capture,
+        )
+        hidden = self._after(self.attention_norm, hidden, attended.hidden, keys[1])
+        if self.cross_attention is not None:
+            crossed = self.cross_attention(
+                self._before(self.cross_attention_norm, hidden), context=context, mask=context_mask, key=keys[2]
+            )
+            hidden = self._after(self.cross_attention_norm, hidden, crossed.hidden, keys[3])
+        transformed = self.mlp(self._before(self.mlp_norm, hidden), key=keys[4])
+        hidden = self._after(self.mlp_norm, hidden, transformed, keys[5])
+        return LayerOutput(hidden, attended.cache, attended.weights)
+
+    def _before(self, norm: LayerNorm, hidden: Array) -> Array:
+        return norm(hidden) if self.norm == "pre" else hidden
+
+    def _after(self, norm: LayerNorm, hidden: Array, change: Array, key: PRNGKey | None) -> Array:
+        hidden = hidden + dropout(change, self.dropout, key)
+        return norm(hidden) if self.norm == "post" else hidden

@@ -1,0 +1,62 @@
+"""The feed-forward half of a Transformer layer."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from transformers_jax.nn.dropout import PRNGKey, dropout
+from transformers_jax.nn.linear import Linear, normal_init
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+    "gelu_quick": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+}
+"""Activations by name. "gelu" is exact (erf), "gelu_tanh" its tanh form (GPT-2), "gelu_quick" x * sigmoid(1.702 x)."""
+
+
+def check_activation(name: str) -> str:
+    """`name`, or a ValueError that lists the names there are."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"unknown activation {name!r}; there are {', '.join(ACTIVATIONS)}")
+    return name
+
+
+class MLP(nnx.Module):
+    """`down(activation(up(x)))`, dim -> mlp_dim -> dim, at every position alike."""
+
+    def __init__(
+        self,
+        dim: int,
+        mlp_dim: int,
+        *,
+        activation: str = "gelu",
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        kernel_init: Initializer = normal_init(0.02),
+        output_init: Initializer | None = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        self.activation, self.dropout = check_activation(activation), dropout
+        self.up = Linear(
+            dim, mlp_dim, use_bias=use_bias, kernel_init=kernel_init, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+        )
+        output_init = kernel_init if output_init is None else output_init
+        self.down = Linear(
+            mlp_dim, dim, use_bias=use_bias, kernel_init=output_init, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+        )
+
+    def __call__(self, x: Float[Array, "*lead dim"], *, key: PRNGKey | None = None) -> Float[Array, "*lead dim"]:
+        """`dropout` (with `key`) acts between the activation and `down`."""
+        return self.down(dropout(ACTIVATIONS[self.activation](self.up(x)), self.dropout, key))
