@@ -11,7 +11,7 @@ from flax.typing import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from transformers_jax.nn.dropout import PRNGKey, dropout, split_key
+from transformers_jax.nn.dropout import PRNGKey, dropout
 from transformers_jax.nn.linear import Linear, normal_init
 from transformers_jax.nn.patterns import Causal, Full, Pattern
 from transformers_jax.nn.pytree import pytree_dataclass
@@ -66,7 +66,7 @@ def attend(
     is_causal = pattern == Causal() and isinstance(query_offset, int) and query_offset == 0
     is_causal = is_causal and query.shape[1] == key.shape[1]
     mask, bias = _combine(query, key, mask, bias, Full() if is_causal else pattern, query_offset)
-    batch, q, heads, k = *query.shape[:3], key.shape[1]
+    q, k = query.shape[1], key.shape[1]
     # The fused kernels want a mask and a bias of full length; their batch and head axes may be 1.
     full = [None if x is None else jnp.broadcast_to(x, (*x.shape[:2], q, k)) for x in (mask, bias)]
     output = jax.nn.dot_product_attention(
@@ -197,7 +197,7 @@ class AttentionOutput:
 
 
 class MultiHeadAttention(nnx.Module):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2): self-attention, cross-attention, with or without cache.
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2): self- and cross-attention, with or without a cache.
 
     Queries come from `hidden` (dim wide), keys and values from `context` (context_dim wide, default dim) when it is
     given and from `hidden` otherwise. `kv_heads` smaller than `heads` gives grouped-query attention.
