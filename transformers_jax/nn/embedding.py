@@ -27,9 +27,10 @@ class TokenEmbedding(nnx.Module):
 
     def __call__(self, input_ids: Int[Array, "batch length"]) -> Float[Array, "batch length dim"]:
         """The vectors of `input_ids`. An id outside the vocabulary gives NaN: JAX cannot raise while running."""
-        table = self.embedding[...]
-        table = table if self.dtype is None else table.astype(self.dtype)
-        return jnp.take(table, input_ids, axis=0, mode="fill", fill_value=jnp.nan)
+        # Cast what was taken, not the table: the gradient of a frequent token is then summed in the parameter's type
+        # (a bfloat16 sum of ones stops at 256).
+        vectors = jnp.take(self.embedding[...], input_ids, axis=0, mode="fill", fill_value=jnp.nan)
+        return vectors if self.dtype is None else vectors.astype(self.dtype)
 
     def read_out(self, hidden: Float[Array, "*lead dim"]) -> Float[Array, "*lead vocab"]:
         """Scores of every token, `hidden @ embedding.T`, in float32 (Press and Wolf 2017: tied weights)."""

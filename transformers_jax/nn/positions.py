@@ -54,9 +54,10 @@ class LearnedPositions(nnx.Module):
         A position beyond the table gives NaN, as JAX cannot raise while running; the caller checks before tracing.
         """
         table = self.embedding[...]
-        table = table if self.dtype is None else table.astype(self.dtype)
         if isinstance(positions, int):
             if positions > table.shape[0]:
                 raise ValueError(f"{positions} positions are needed but the table has {table.shape[0]}")
-            return table[None, :positions]
-        return jnp.take(table, positions, axis=0, mode="fill", fill_value=jnp.nan)
+            vectors = table[None, :positions]
+        else:
+            vectors = jnp.take(table, positions, axis=0, mode="fill", fill_value=jnp.nan)
+        return vectors if self.dtype is None else vectors.astype(self.dtype)
