@@ -87,7 +87,9 @@ def attention_weights(
 ) -> Float[Array, "batch heads q k"]:
     """The weights that `attend` gives the values: float32, rows sum to one, or to zero where nothing may be seen."""
     _check_heads(query, key)
-    blind_rows = mask is not None or bias is not None or pattern not in (Full(), Causal())
+    # Where every query sees at least the first key, no row needs to be zeroed.
+    sees_first = pattern == Full() or (pattern == Causal() and isinstance(query_offset, int) and query_offset >= 0)
+    blind_rows = mask is not None or bias is not None or not sees_first
     mask, bias = _combine(query, key, mask, bias, pattern, query_offset)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = jnp.einsum(
