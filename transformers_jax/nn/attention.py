@@ -92,9 +92,10 @@ def attention_weights(
     blind_rows = mask is not None or bias is not None or not sees_first
     mask, bias = _combine(query, key, mask, bias, pattern, query_offset)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = jnp.einsum(
-        "bqhd,bkhd->bhqk", query * scale, _repeat_heads(key, query), preferred_element_type=jnp.float32
-    )  # fmt: skip
+    # The scale goes to the query, the smaller tensor, unless rounding the product to 16 bits would blur the scores.
+    query, scale = (query * scale, None) if query.dtype == jnp.float32 else (query, scale)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, _repeat_heads(key, query), preferred_element_type=jnp.float32)
+    scores = scores if scale is None else scores * scale
     if bias is not None:
         scores = scores + bias.astype(jnp.float32)
     if mask is not None:
