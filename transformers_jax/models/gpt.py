@@ -27,7 +27,7 @@ from transformers_jax.nn import (
     normal_init,
     positions_from_mask,
 )
-from transformers_jax.nn.attention import Implementation
+from transformers_jax.nn.attention import Implementation, check_implementation
 from transformers_jax.nn.dropout import PRNGKey
 from transformers_jax.nn.mlp import check_activation
 from transformers_jax.nn.stack import check_remat
@@ -85,6 +85,7 @@ class GPTConfig(ModelConfig):
             raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}")
         check_activation(self.activation)
         check_remat(self.remat)
+        check_implementation(self.attention)
         self.check_types()
 
     @classmethod

@@ -2,7 +2,7 @@
 
 import logging
 from functools import cache
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,7 @@ def attend(
     weights when `dropout_key` is given. `implementation` forces one way of computing it, otherwise
     `choose_implementation` does; a forced one that cannot serve raises ValueError.
     """
+    check_implementation(implementation)
     _check_heads(query, key)
     dropped = dropout_key is not None and dropout_rate > 0.0
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -55,6 +56,11 @@ def attend(
         raise ValueError(f"implementation='cudnn' cannot serve this call: {refusal}")
     elif implementation == "xla" and dropped:
         raise ValueError("implementation='xla' has no dropout; use 'plain'")
+    elif implementation == "xla" and value.shape[-1] != query.shape[-1]:
+        raise ValueError(
+            f"implementation='xla' needs values as wide as queries, not {value.shape[-1]} and {query.shape[-1]}; "
+            "use 'plain'"
+        )
 
     if implementation == "plain":
         weights = attention_weights(
@@ -104,6 +110,12 @@ def attention_weights(
     if mask is not None and blind_rows:
         weights = jnp.where(jnp.any(mask, axis=-1, keepdims=True), weights, 0.0)
     return weights
+
+
+def check_implementation(name: str | None) -> None:
+    """ValueError that lists the implementations there are, unless `name` is one of them or None."""
+    if name is not None and name not in get_args(Implementation):
+        raise ValueError(f"unknown attention implementation {name!r}; there are {', '.join(get_args(Implementation))}")
 
 
 def choose_implementation(query, key, value, *, bias=None, dropped: bool = False) -> Implementation:
