@@ -53,6 +53,8 @@ class LanguageModel(nnx.Module):
 
         The other arguments are the backbone's.
         """
+        if logits_to_keep is not None and logits_to_keep < 1:
+            raise ValueError(f"logits_to_keep={logits_to_keep} must be at least 1, or None for all places")
         output = self.backbone(
             input_ids, attention_mask, positions=positions, cache=cache, key=key, capture=capture
         )  # fmt: skip
