@@ -63,6 +63,12 @@ class GPTConfig(ModelConfig):
     """Standard deviation of the initial weights; output projections start smaller by sqrt(2 * depth)."""
     tie_embeddings: bool = True
     """Read the logits out through the token embedding, as GPT-2 does."""
+    bos_id: int | None = None
+    """Token that starts a text, if there is one; carried in the checkpoint for generation."""
+    eos_id: int | tuple[int, ...] | None = None
+    """Token, or tokens, that end a text."""
+    pad_id: int | None = None
+    """Token that fills up short rows; the attention mask decides what is padding, not this id."""
     dtype: str = "float32"
     """Type of the computation: float32 or bfloat16."""
     param_dtype: str = "float32"
