@@ -78,7 +78,10 @@ def attend(
     output = jax.nn.dot_product_attention(
         query, key, value, full[1], full[0], scale=scale, is_causal=is_causal, implementation=implementation
     )
-    return output if mask is None else _zero_blind(output, mask)
+    if mask is None:
+        return output
+    # The mask and the causal flag may leave a query blind only together: padding in front.
+    return _zero_blind(output, mask & pattern.mask(q, k) if is_causal else mask)
 
 
 def attention_weights(
@@ -183,23 +186,40 @@ def _zero_blind(output, mask):
 
 @pytree_dataclass
 class KVCache:
-    """Keys and values of the tokens seen so far: each (batch, slots, kv_heads, head_dim)."""
+    """Keys and values of the tokens seen so far: each (batch, kv_heads, slots, head_dim).
+
+    The heads come before the slots because the products of attention run over each head: stored like the arguments of
+    `attend`, the whole cache would be transposed for every new token, which costs more than attending to it.
+    """
 
     key: Array
     value: Array
 
     @classmethod
     def zeros(cls, size: tuple[int, int, int, int], dtype: DTypeLike = jnp.float32) -> "KVCache":
-        """An empty cache of `size` (batch, slots, kv_heads, head_dim)."""
+        """An empty cache of `size` (batch, kv_heads, slots, head_dim)."""
         return cls(jnp.zeros(size, dtype), jnp.zeros(size, dtype))
 
-    def write(self, key: Array, value: Array, index: Index) -> "KVCache":
-        """A cache with `key` and `value` (batch, new, kv_heads, head_dim) in the slots from `index` on."""
-        start = (0, index, 0, 0)
-        return KVCache(
-            jax.lax.dynamic_update_slice(self.key, key.astype(self.key.dtype), start),
-            jax.lax.dynamic_update_slice(self.value, value.astype(self.value.dtype), start),
-        )
+    def write(self, new: "KVCache", index: Index) -> "KVCache":
+        """A cache with the keys and values of `new` in the slots from `index` on."""
+
+        def update(old: Array, new: Array) -> Array:
+            return jax.lax.dynamic_update_slice(old, new.astype(old.dtype), (0, 0, index, 0))
+
+        return KVCache(update(self.key, new.key), update(self.value, new.value))
+
+    def take(self, rows: Int[Array, "rows"], *, start: int = 0) -> "KVCache":
+        """The cache of the batch rows `rows`, also under a leading depth axis.
+
+        With `start`, `rows` exchanges only the slots from there on, for as many rows as there are: cheaper where those
+        before are equal anyway, as in beams of one prompt.
+        """
+
+        def gather(x: Array) -> Array:
+            moved = jnp.take(x[..., start:, :], rows, axis=-4, mode="clip")
+            return moved if start == 0 else x.at[..., start:, :].set(moved)
+
+        return KVCache(gather(self.key), gather(self.value))
 
 
 @pytree_dataclass
@@ -281,24 +301,26 @@ class MultiHeadAttention(nnx.Module):
         else:
             keys_values = self.keys_and_values(hidden if context is None else context)
         if cache is not None:
-            cache = keys_values = cache.write(keys_values.key, keys_values.value, cache_index)
+            cache = keys_values = cache.write(keys_values, cache_index)
         offset = 0 if cache is None else cache_index
         arguments = dict(mask=mask, bias=bias, pattern=self.pattern, query_offset=offset)
+        keys, values = (jnp.swapaxes(x, 1, 2) for x in (keys_values.key, keys_values.value))
         mixed = attend(
             query,
-            keys_values.key,
-            keys_values.value,
+            keys,
+            values,
             dropout_rate=self.dropout,
             dropout_key=key,
             implementation=self.implementation,
             **arguments,
         )
-        weights = attention_weights(query, keys_values.key, **arguments) if capture_weights else None
+        weights = attention_weights(query, keys, **arguments) if capture_weights else None
         return AttentionOutput(self.output(mixed.reshape(*mixed.shape[:2], -1)), cache, weights)
 
     def keys_and_values(self, context: Float[Array, "batch k context_dim"]) -> KVCache:
         """The projected keys and values of `context`."""
-        return KVCache(self._heads(self.key(context), self.kv_heads), self._heads(self.value(context), self.kv_heads))
+        projected = (self._heads(linear(context), self.kv_heads) for linear in (self.key, self.value))
+        return KVCache(*(jnp.swapaxes(x, 1, 2) for x in projected))
 
     def _heads(self, x, heads: int):
         return x.reshape(*x.shape[:-1], heads, self.head_dim)
