@@ -1,0 +1,204 @@
+"""Hugging Face checkpoints in and out, without PyTorch."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from transformers_jax.pretrained import engine
+from transformers_jax.pretrained.engine import Family, Loaded, Shardings
+from transformers_jax.pretrained.files import (
+    CONFIG,
+    TensorFiles,
+    find_directory,
+    parse_size,
+    read_json,
+    write_json,
+    write_tensors,
+    written_at_once,
+)
+from transformers_jax.pretrained.gpt2 import GPT2
+
+__all__ = ["FAMILIES", "Loaded", "find_directory", "from_pretrained", "load_pretrained", "save_pretrained"]
+
+FAMILIES: tuple[Family, ...] = (GPT2,)
+
+# fmt: off
+WITHOUT_EFFECT = frozenset({
+    "architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "use_cache",
+    "gradient_checkpointing", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
+    "task_specific_params", "tokenizer_class", "prefix", "output_attentions", "output_hidden_states",
+    "output_scores", "return_dict", "return_dict_in_generate", "torchscript", "use_bfloat16", "tf_legacy_loss",
+    "chunk_size_feed_forward", "tie_encoder_decoder", "sep_token_id", "decoder_start_token_id", "max_length",
+    "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature",
+    "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "forced_bos_token_id",
+    "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
+    "begin_suppress_tokens",
+})
+# fmt: on
+"""Fields that transformers puts into every config.json and that do not change what the models here compute."""
+
+
+@runtime_checkable
+class SavesFiles(Protocol):
+    """What a tokenizer or processor must do to be saved beside a model."""
+
+    def save(self, directory: Path) -> object: ...
+
+
+def from_pretrained(
+    source: str | os.PathLike[str],
+    *,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike | None = None,
+    shardings: Shardings = None,
+    architecture: str | None = None,
+    new_head: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    rngs: nnx.Rngs | None = None,
+    revision: str | None = None,
+) -> Any:
+    """The model in a directory, or of a name on the Hugging Face hub, with the head that the checkpoint holds.
+
+    `dtype` is the type of the computation and of the parameters, `param_dtype` that of the parameters alone; without
+    them both are what the file has. Parameters go from the file into that type and to their devices one by one;
+    `shardings` is one `jax.sharding.Sharding`, a pytree of them with the parameters' paths, or a function of path and
+    `jax.ShapeDtypeStruct` (None: the default device).
+
+    `architecture` asks for another head than the file's ("GPT2Model"). A head that the file does not hold is an error
+    unless `new_head`, which starts it with `rngs` and logs which parameters are new. `changes` sets fields of the
+    configuration otherwise (`{"dropout": 0.0, "remat": "full"}`).
+
+    FileNotFoundError when something is not there; ValueError when a file is damaged, a setting is not supported, or
+    tensors and parameters do not match: the message lists every missing, unexpected or misshapen one.
+    """
+    return load_pretrained(
+        source,
+        dtype=dtype,
+        param_dtype=param_dtype,
+        shardings=shardings,
+        architecture=architecture,
+        new_head=new_head,
+        changes=changes,
+        rngs=rngs,
+        revision=revision,
+    ).model
+
+
+def load_pretrained(
+    source: str | os.PathLike[str],
+    *,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike | None = None,
+    shardings: Shardings = None,
+    architecture: str | None = None,
+    new_head: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    rngs: nnx.Rngs | None = None,
+    revision: str | None = None,
+) -> Loaded:
+    """`from_pretrained`, with the account of what was new and what was left out beside the model."""
+    directory = find_directory(source, revision=revision)
+    fields = read_json(directory / CONFIG)
+    family = _family(fields.get("model_type"), directory)
+    config = _read_config(family, fields, directory)
+    with TensorFiles(directory) as files:
+        stored = engine.stored_type(files)
+        types = dict(dtype=_name(dtype, stored), param_dtype=_name(param_dtype, _name(dtype, stored)))
+        config = _replace(config, types | dict(changes or {}))
+        named = architecture or next(iter(fields.get("architectures") or ()), None)
+        chosen = engine.choose_architecture(family, config, files) if named is None else family.architecture(named)
+        return engine.load(
+            family,
+            chosen,
+            config,
+            files,
+            shardings=shardings,
+            choose_head=architecture is not None,
+            new_head=new_head,
+            rngs=rngs,
+        )
+
+
+def save_pretrained(
+    model: Any,
+    directory: str | os.PathLike[str],
+    *,
+    tokenizer: SavesFiles | None = None,
+    max_shard_size: int | str = "5GB",
+) -> None:
+    """Write `model` as a checkpoint that `from_pretrained` and transformers read: `config.json`, `model.safetensors`
+    (several with an index beyond `max_shard_size`), `generation_config.json` and the tokenizer's files.
+
+    Parameters keep their types. Written aside and moved into `directory` at the end; a checkpoint that was there is
+    replaced. ValueError when the model has no layout in transformers.
+    """
+    limit = parse_size(max_shard_size)
+    family, chosen = _layout(model)
+    sizes, read = engine.export(family, chosen, model)
+    kind = jnp.result_type(*(leaf.dtype for leaf in engine.named_leaves(model).values())).name
+    config = family.write_config(model.config)
+    special = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config}
+    with written_at_once(Path(directory).expanduser()) as new:
+        write_tensors(new, sizes, read, max_shard_size=limit)
+        write_json(new / "generation_config.json", special)
+        if tokenizer is not None:
+            tokenizer.save(new)
+        header = {"model_type": family.model_type, "architectures": [chosen.name], "dtype": kind}
+        write_json(new / CONFIG, config | header)
+
+
+def _family(model_type: object, directory: Path) -> Family:
+    for family in FAMILIES:
+        if family.model_type == model_type:
+            return family
+    names = ", ".join(family.model_type for family in FAMILIES)
+    raise ValueError(f"{directory / CONFIG} has model_type {model_type!r}, which is not supported; there are {names}")
+
+
+def _layout(model: Any) -> tuple[Family, engine.Architecture]:
+    backbone, head = getattr(model, "backbone", model), type(model) if hasattr(model, "backbone") else None
+    for family in FAMILIES:
+        for architecture in family.architectures:
+            if type(backbone) is family.backbone and architecture.head is head:
+                return family, architecture
+    name = type(backbone).__name__ if head is None else f"{head.__name__}({type(backbone).__name__})"
+    raise ValueError(f"transformers has no layout known here for {name}")
+
+
+def _read_config(family: Family, fields: Mapping[str, Any], directory: Path) -> Any:
+    left = dict(fields)
+    try:
+        config = family.read_config(left)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{directory / CONFIG}: {error}") from None
+    # A field unknown here may change what the model computes, unless it says that something is off.
+    unknown = {
+        name: value
+        for name, value in left.items()
+        if not (name in WITHOUT_EFFECT or name.startswith("_") or value in (None, False, "", [], {}))
+    }
+    if unknown:
+        listed = ", ".join(f"{name}={value!r}" for name, value in sorted(unknown.items()))
+        raise ValueError(
+            f"{directory / CONFIG} sets {listed}, unknown for {family.model_type}; "
+            "remove what does not change the model's numbers"
+        )
+    return config
+
+
+def _replace(config: Any, changes: Mapping[str, Any]) -> Any:
+    names = [field.name for field in dataclasses.fields(config)]
+    if unknown := sorted(set(changes) - set(names)):
+        raise ValueError(f"{type(config).__name__} has no {', '.join(unknown)}; there are {', '.join(names)}")
+    return dataclasses.replace(config, **changes)
+
+
+def _name(dtype: DTypeLike | None, default: str) -> str:
+    return default if dtype is None else jnp.dtype(dtype).name

@@ -1,0 +1,431 @@
+"""From the tensors of a Hugging Face checkpoint to our parameters and back, by one table of rules a family.
+
+A family's table is read in both directions. Layer l of a checkpoint is row `l // cycle` of the parameters of
+`stack.layers.{l % cycle}`, where the cycle's length is read off the model, so a rule with `{layer}` stands for all
+layers. Families with several stacks (the stages of Swin) make their rules in a loop over the stages.
+"""
+
+import dataclasses
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Sharding
+
+from transformers_jax.pretrained.files import FLOATS, TensorFiles
+
+logger = logging.getLogger("transformers_jax.pretrained")
+
+LAYER = "{layer}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Where one tensor of a checkpoint lives in our model, in both directions.
+
+    `theirs` is the tensor's name without the family's prefix, `ours` the path of the parameter. `{layer}` in `theirs`
+    is the layer's number; in `ours` it is the place in the stack's cycle (without it, the path names one place of the
+    cycle, and `{layer}` counts the cycles). Several paths in `ours` share a fused tensor: they lie in it side by side
+    along `axis`, as wide as the parameters are. `axes` is the order in which ours takes the tensor's axes: (1, 0) is a
+    transposition. `shape` is the tensor's shape when ours holds the permuted values in another shape: a convolution's
+    (dim, channels, height, width) with axes (2, 3, 1, 0) as a kernel (height * width * channels, dim).
+    """
+
+    theirs: str
+    ours: str | tuple[str, ...]
+    axes: tuple[int, ...] | None = None
+    axis: int = -1
+    shape: tuple[int, ...] | None = None
+
+    def shape_of_theirs(self, ours: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that a parameter's values have in the file."""
+        if self.shape is not None:
+            return self.shape
+        return ours if self.axes is None else tuple(int(ours[i]) for i in np.argsort(self.axes))
+
+    def to_ours(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return (tensor if self.axes is None else tensor.transpose(self.axes)).reshape(shape)
+
+    def to_theirs(self, parameter: np.ndarray) -> np.ndarray:
+        if self.axes is None:
+            return parameter.reshape(self.shape_of_theirs(parameter.shape))
+        permuted = parameter.shape if self.shape is None else tuple(self.shape[i] for i in self.axes)
+        return parameter.reshape(permuted).transpose(np.argsort(self.axes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """A model class of transformers: a family's backbone, alone or under one of our heads.
+
+    `build(config, rngs)` makes the model; `rules` are those of the head's own tensors (names without prefix, paths
+    from the model's root). `copies(config)` names tensors that a file may hold a second time under another name, such
+    as a tied output layer: they must equal the tensor they copy, and are not written.
+    """
+
+    name: str
+    head: type[nnx.Module] | None
+    build: Callable[[Any, nnx.Rngs], nnx.Module]
+    rules: tuple[Rule, ...] = ()
+    copies: Callable[[Any], Mapping[str, str]] = lambda config: {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """All that the engine has to know of a model family.
+
+    `rules(config)` is the backbone's table, with paths from the backbone; a rule whose parameters the model does not
+    have does not apply. `prefix` stands before the backbone's names in checkpoints with a head. `ignored` are regular
+    expressions of tensors without information (masks, position ids), `renamed` pairs of regular expression and
+    replacement for names from older files; both see names without prefix. The first architecture is the bare backbone.
+    `read_config` takes the fields it knows out of a config.json's, `write_config` gives them back.
+    """
+
+    model_type: str
+    prefix: str
+    backbone: type[nnx.Module]
+    rules: Callable[[Any], Sequence[Rule]]
+    architectures: tuple[Architecture, ...]
+    read_config: Callable[[dict[str, Any]], Any]
+    write_config: Callable[[Any], dict[str, Any]]
+    ignored: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    def architecture(self, name: str) -> Architecture:
+        for architecture in self.architectures:
+            if architecture.name == name:
+                return architecture
+        names = ", ".join(architecture.name for architecture in self.architectures)
+        raise ValueError(f"architecture {name} is not supported for {self.model_type}; there are {names}")
+
+    def canonical(self, name: str) -> str:
+        """A tensor's name without the prefix and as newer files write it."""
+        name = name.removeprefix(self.prefix)
+        for pattern, replacement in self.renamed:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A model and an account of how it was read: paths of its parameters that the file did not hold and that start
+    fresh (`new`), and tensors of the file that belong to another head and were left out (`unused`)."""
+
+    model: Any
+    architecture: str
+    new: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one tensor holds of one parameter: `index` is the row of a stacked parameter, `start` to `stop` the place
+    in a fused tensor along its rule's axis."""
+
+    path: str
+    index: int | None
+    start: int = 0
+    stop: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor as a rule and a model say it must be in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    rule: Rule
+    parts: tuple[Part, ...]
+
+
+Shardings = Callable[[str, jax.ShapeDtypeStruct], Sharding | None] | Any
+"""Where parameters go: one Sharding, a pytree of them whose paths are the parameters', or a function of path and
+`jax.ShapeDtypeStruct`."""
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """The leaves of a pytree by dotted path; a parameter's is that of its `nnx.Param`."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"): leaf for path, leaf in leaves
+    }
+
+
+def expand(rules: Sequence[Rule], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Tensor]:
+    """The tensors that `rules` stand for in a model with parameters of these shapes."""
+    for rule in rules:
+        paths = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
+        if LAYER not in rule.theirs:
+            places = [(rule.theirs, paths, None)]
+        elif LAYER in paths[0]:
+            stack = paths[0].split(LAYER)[0]
+            cycle = len({path[len(stack) :].split(".")[0] for path in shapes if path.startswith(stack)})
+            repeats = max((shape[0] for path, shape in shapes.items() if path.startswith(stack)), default=0)
+            places = [
+                (
+                    rule.theirs.replace(LAYER, str(layer)),
+                    tuple(path.replace(LAYER, str(layer % cycle)) for path in paths),
+                    layer // cycle,
+                )
+                for layer in range(cycle * repeats)
+            ]
+        else:
+            repeats = shapes[paths[0]][0] if paths[0] in shapes else 0
+            places = [(rule.theirs.replace(LAYER, str(layer)), paths, layer) for layer in range(repeats)]
+        for name, paths, index in places:
+            if any(path in shapes for path in paths):
+                yield _tensor(name, rule, paths, index, shapes)
+
+
+def _tensor(
+    name: str, rule: Rule, paths: tuple[str, ...], index: int | None, shapes: Mapping[str, tuple[int, ...]]
+) -> Tensor:
+    of_parts = [rule.shape_of_theirs(shapes[path] if index is None else shapes[path][1:]) for path in paths]
+    if len(paths) == 1:
+        return Tensor(name, of_parts[0], rule, (Part(paths[0], index),))
+    ends = np.cumsum([shape[rule.axis] for shape in of_parts]).tolist()
+    parts = (Part(path, index, start, stop) for path, start, stop in zip(paths, [0, *ends], ends, strict=False))
+    fused = list(of_parts[0])
+    fused[rule.axis] = ends[-1]
+    return Tensor(name, tuple(fused), rule, tuple(parts))
+
+
+def rules_of(family: Family, architecture: Architecture, config: Any) -> list[tuple[Rule, str]]:
+    """The whole table of a model, with paths from the model's root, and the prefix of each rule's tensor."""
+    if architecture.head is None:
+        return [(rule, "") for rule in family.rules(config)]
+
+    def under_head(rule: Rule) -> Rule:
+        ours = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
+        return dataclasses.replace(rule, ours=tuple("backbone." + path for path in ours))
+
+    return [(under_head(rule), family.prefix) for rule in family.rules(config)] + [
+        (rule, "") for rule in architecture.rules
+    ]
+
+
+def choose_architecture(family: Family, config: Any, files: TensorFiles) -> Architecture:
+    """The architecture whose head a file holds, for configurations that name none."""
+    held = {family.canonical(name) for name in files.shapes}
+    fitting = [
+        architecture
+        for architecture in family.architectures[1:]
+        if held & ({rule.theirs for rule in architecture.rules} | set(architecture.copies(config)))
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting and not any(family.prefix and name.startswith(family.prefix) for name in files.shapes):
+        return family.architectures[0]
+    names = ", ".join(architecture.name for architecture in family.architectures)
+    raise ValueError(
+        f"config.json names no architecture and the tensors do not tell; pass architecture=, one of {names}"
+    )
+
+
+def stored_type(files: TensorFiles) -> str:
+    """The name of the type that holds every floating-point tensor of the files exactly; float64 becomes float32."""
+    types = [jnp.dtype(FLOATS[kind]) for kind in set(files.types.values()) if kind in FLOATS]
+    widest = jnp.result_type(*types) if types else jnp.dtype(jnp.float32)
+    return "float32" if widest == jnp.float64 else widest.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """Where each parameter comes from: (what the table says, the part of it, its name in the files) by path; the paths
+    that start fresh; and the names in the files that are left out."""
+
+    sources: dict[str, list[tuple[Tensor, Part, str]]]
+    new: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def account(
+    family: Family,
+    architecture: Architecture,
+    config: Any,
+    files: TensorFiles,
+    parameters: Mapping[str, jax.ShapeDtypeStruct],
+    *,
+    choose_head: bool = False,
+    new_head: bool = False,
+) -> Account:
+    """Match every tensor of the files with every parameter; ValueError with the list of all that do not match."""
+    shapes = {path: leaf.shape for path, leaf in parameters.items()}
+    table = [
+        (tensor, prefix) for rule, prefix in rules_of(family, architecture, config) for tensor in expand([rule], shapes)
+    ]
+    head_names = {tensor.name for tensor in expand(architecture.rules, shapes)}
+    copies = architecture.copies(config)
+    prefixed = bool(family.prefix) and any(name.startswith(family.prefix) for name in files.shapes)
+    problems: list[str] = []
+
+    held: dict[str, str] = {}  # by the name without prefix
+    for name in sorted(files.shapes):
+        canonical = family.canonical(name)
+        if any(re.fullmatch(pattern, canonical) for pattern in family.ignored):
+            continue
+        if canonical in held:
+            problems.append(f"twice: {held[canonical]} and {name} are the same tensor")
+        held[canonical] = name
+    for copy, original in copies.items():
+        if copy in held and original not in held:  # a file may keep either name of a shared tensor
+            held[original] = held.pop(copy)
+
+    sources: dict[str, list[tuple[Tensor, Part, str]]] = {path: [] for path in parameters}
+    new: set[str] = set()
+    used: dict[str, str] = {}
+    for tensor, prefix in table:
+        name = held.pop(tensor.name, None)
+        if name is None:
+            if new_head and tensor.name in head_names:
+                new.update(part.path for part in tensor.parts)
+            else:
+                problems.append(f"missing: {prefix if prefixed else ''}{tensor.name} {_show(tensor.shape)}")
+            continue
+        used[tensor.name] = name
+        if files.shapes[name] != tensor.shape:
+            problems.append(
+                f"wrong shape: {name} is {_show(files.shapes[name])} in the file, {_show(tensor.shape)} in the model"
+            )
+        if files.types[name] not in FLOATS:
+            problems.append(f"wrong type: {name} is {files.types[name]}, not one of {', '.join(FLOATS)}")
+        for part in tensor.parts:
+            sources[part.path].append((tensor, part, name))
+    covered = {part.path for tensor, _ in table for part in tensor.parts}
+    problems += [f"no rule: parameter {path} {_show(shapes[path])}" for path in parameters if path not in covered]
+
+    of_other_heads = {
+        name
+        for other in family.architectures
+        for name in (*other.copies(config), *(rule.theirs for rule in other.rules))
+    }
+    unused = []
+    for canonical, name in held.items():
+        if canonical in copies:
+            original = used.get(copies[canonical])
+            if original is not None and not np.array_equal(files.read(name), files.read(original)):
+                problems.append(f"not a copy: {name} differs from {original}, but config.json ties them")
+        elif choose_head and (canonical in of_other_heads or (prefixed and not name.startswith(family.prefix))):
+            unused.append(name)
+        else:
+            problems.append(f"unexpected: {name} {_show(files.shapes[name])}")
+    if problems:
+        raise ValueError("\n  ".join([f"{files.directory} does not fit {architecture.name}:", *sorted(problems)]))
+    return Account(sources, tuple(sorted(new)), tuple(sorted(unused)))
+
+
+def load(
+    family: Family,
+    architecture: Architecture,
+    config: Any,
+    files: TensorFiles,
+    *,
+    shardings: Shardings = None,
+    choose_head: bool = False,
+    new_head: bool = False,
+    rngs: nnx.Rngs | None = None,
+) -> Loaded:
+    """Build the model out of the files, one parameter at a time, each placed before the next is read.
+
+    Strict, see `account`. `choose_head` leaves out tensors of heads other than `architecture`'s; `new_head` lets a head
+    that the files do not hold start afresh, with `rngs`.
+    """
+    abstract = jax.eval_shape(lambda: architecture.build(config, nnx.Rngs(0)))
+    parameters = named_leaves(abstract)
+    plan = account(
+        family, architecture, config, files, parameters, choose_head=choose_head, new_head=new_head
+    )  # fmt: skip
+    placed = _shardings_by_path(shardings, parameters)
+
+    values: dict[str, jax.Array] = {}
+    if plan.new:
+        key = (nnx.Rngs(0) if rngs is None else rngs).params()
+
+        def start(key: jax.Array) -> dict[str, jax.Array]:
+            built = named_leaves(architecture.build(config, nnx.Rngs(key)))
+            return {path: built[path] for path in plan.new}  # what is not returned is not computed
+
+        fresh = jax.jit(start)(key)
+        values = {
+            path: value if placed[path] is None else jax.device_put(value, placed[path])
+            for path, value in fresh.items()
+        }
+        logger.warning("new parameters, not in the checkpoint: %s", ", ".join(plan.new))
+    if plan.unused:
+        logger.warning("tensors of another head, left out: %s", ", ".join(plan.unused))
+    for path, leaf in parameters.items():
+        if path not in values:
+            values[path] = _place(_assemble(files, plan.sources[path], leaf), placed[path])
+    model = jax.tree.unflatten(jax.tree.structure(abstract), [values[path] for path in parameters])
+    return Loaded(model, architecture.name, plan.new, plan.unused)
+
+
+def export(
+    family: Family, architecture: Architecture, model: Any
+) -> tuple[dict[str, int], Callable[[str], np.ndarray]]:
+    """The tensors of a checkpoint of `model`: their sizes in bytes by name, and a function that computes one."""
+    parameters = named_leaves(model)
+    shapes = {path: leaf.shape for path, leaf in parameters.items()}
+    tensors = {
+        prefix + tensor.name: tensor
+        for rule, prefix in rules_of(family, architecture, model.config)
+        for tensor in expand([rule], shapes)
+    }
+    left = set(parameters) - {part.path for tensor in tensors.values() for part in tensor.parts}
+    if left:
+        raise ValueError(f"{architecture.name} has no place for the parameters {', '.join(sorted(left))}")
+
+    def read(name: str) -> np.ndarray:
+        tensor = tensors[name]
+        parts = [
+            parameters[part.path]
+            if part.index is None
+            else jax.lax.dynamic_index_in_dim(parameters[part.path], part.index, keepdims=False)
+            for part in tensor.parts
+        ]
+        values = [tensor.rule.to_theirs(np.asarray(part)) for part in parts]
+        return values[0] if len(values) == 1 else np.concatenate(values, axis=tensor.rule.axis)
+
+    def size(tensor: Tensor) -> int:
+        return int(np.prod(tensor.shape)) * parameters[tensor.parts[0].path].dtype.itemsize
+
+    return {name: size(tensor) for name, tensor in tensors.items()}, read
+
+
+def _assemble(
+    files: TensorFiles, sources: Sequence[tuple[Tensor, Part, str]], leaf: jax.ShapeDtypeStruct
+) -> np.ndarray:
+    value = np.empty(leaf.shape, leaf.dtype)
+    for tensor, part, name in sources:
+        read = files.read(name, axis=tensor.rule.axis, start=part.start, stop=part.stop)
+        shape = leaf.shape if part.index is None else leaf.shape[1:]
+        value[... if part.index is None else part.index] = tensor.rule.to_ours(read, shape)
+    return value
+
+
+def _place(value: np.ndarray, sharding: Sharding | None) -> jax.Array:
+    if sharding is None:
+        return jax.device_put(value)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def _shardings_by_path(
+    shardings: Shardings, parameters: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, Sharding | None]:
+    if shardings is None or isinstance(shardings, Sharding):
+        return {path: shardings for path in parameters}
+    if callable(shardings) and not isinstance(shardings, nnx.Module):
+        choose: Any = shardings
+        return {path: choose(path, leaf) for path, leaf in parameters.items()}
+    by_path = named_leaves(shardings)
+    if different := sorted(set(parameters) ^ set(by_path)):
+        raise ValueError(f"shardings and parameters differ in {', '.join(different)}")
+    return by_path
+
+
+def _show(shape: tuple[int, ...]) -> str:
+    return "(" + ", ".join(map(str, shape)) + ")"
