@@ -14,7 +14,7 @@ jax.config.update(
     os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache/transformers_jax/tests")),
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-install_import_hook("transformers_jax", "beartype.beartype")
+install_import_hook("transformers_jax", "typecheck.check")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,31 @@
+"""BERT, GPT, ViT and their relatives in JAX and Flax, from one set of blocks.
+
+`transformers_jax.nn` has the blocks, `transformers_jax.models` the families; `load` and `from_pretrained` read
+checkpoints, `save_pretrained` writes them, and `Experiment` with `run` trains.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers_jax.experiment import Experiment, Loaded, evaluate, load, run
+    from transformers_jax.pretrained import from_pretrained, save_pretrained
+
+_HOMES = {
+    "Experiment": "experiment",
+    "Loaded": "experiment",
+    "evaluate": "experiment",
+    "load": "experiment",
+    "run": "experiment",
+    "from_pretrained": "pretrained",
+    "save_pretrained": "pretrained",
+}
+
+__all__ = ["Experiment", "Loaded", "evaluate", "from_pretrained", "load", "run", "save_pretrained"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for: whoever only wants the blocks does not load the data and checkpoint libraries.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -7,7 +7,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Base of the model configurations: an empty class that experiments annotate their `model` field with."""
+    """Base of the model configurations: experiments annotate their `model` field with it.
+
+    A subclass adds its fields, `build(rngs=...)`, which makes the model without a head, and `flops_per_token(length)`.
+    """
 
     def check_positive(self, *names: str) -> None:
         """ValueError unless each of these fields is at least 1."""

@@ -94,6 +94,17 @@ class GPTConfig(ModelConfig):
         check_implementation(self.attention)
         self.check_types()
 
+    def build(self, *, rngs: nnx.Rngs) -> "GPT":
+        """A model of this configuration, without a head."""
+        return GPT(self, rngs=rngs)
+
+    def flops_per_token(self, length: int) -> float:
+        """Floating-point operations of a forward and backward pass for one token in a sequence of `length`: 6 per
+        weight of a matrix product, and 12 * depth * dim * length for attention (Chowdhery et al. 2022, appendix B)."""
+        mlp_dim = self.mlp_dim or 4 * self.dim
+        weights = self.depth * (4 * self.dim**2 + 2 * self.dim * mlp_dim) + self.dim * (self.vocab_size or 0)
+        return 6.0 * weights + 12.0 * self.depth * self.dim * length
+
     @classmethod
     def gpt2(cls, **changes) -> "GPTConfig":
         """GPT-2 small: 124 M parameters."""
@@ -239,6 +250,6 @@ class GPT(nnx.Module):
 
     def init_cache(self, batch: int, length: int) -> Cache:
         """An empty cache with `length` slots a row, for calls with `cache=`."""
-        size = (batch, length, self.config.heads, self.config.dim // self.config.heads)
+        size = (batch, self.config.heads, length, self.config.dim // self.config.heads)
         layers = self.stack.init_state(lambda: KVCache.zeros(size, jnp.dtype(self.config.dtype)))
         return Cache(layers, jnp.zeros((batch, length), bool), jnp.zeros((), jnp.int32))

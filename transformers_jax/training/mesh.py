@@ -41,7 +41,7 @@ class MeshConfig:
     """Devices that share the heads and the MLP of one batch."""
 
 
-def make_mesh(config: MeshConfig = MeshConfig(), devices: list[jax.Device] | None = None) -> Mesh:  # noqa: B008
+def make_mesh(config: MeshConfig = MeshConfig(), devices: list[jax.Device] | None = None) -> Mesh:
     """A mesh with the axes `data`, `fsdp` and `tensor` over `devices` (default: all)."""
     devices = jax.devices() if devices is None else devices
     rest = config.fsdp * config.tensor

@@ -96,14 +96,12 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     warmup_stable_decay p until the last `decay_fraction` * N updates, which fall linearly. These are the formulas of
     `transformers.get_*_schedule_with_warmup`.
 
-    Raises ValueError where the warm-up (and the final decay) do not fit into `total_steps`.
+    A run shorter than its warm-up ends inside it, and a final decay longer than what the warm-up leaves is cut to that:
+    a recipe can be tried for a few steps without being rewritten.
     """
     if total_steps < 1:
         raise ValueError(f"total_steps is {total_steps}, but a schedule needs at least 1 update")
     peak, warmup = config.learning_rate, config.warmup_steps
-    if warmup > total_steps:
-        raise ValueError(f"warmup_steps ({warmup}) is more than the {total_steps} steps of the run; "
-                         "lower warmup_steps or train longer")  # fmt: skip
     after = _after_warmup(config, total_steps)
     if warmup == 0:
         return after
@@ -113,7 +111,7 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
 def _after_warmup(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """The schedule counted from the end of the warm-up."""
     peak, warmup = config.learning_rate, config.warmup_steps
-    final, steps = peak * config.final_fraction, total_steps - warmup
+    final, steps = peak * config.final_fraction, max(0, total_steps - warmup)
     match config.schedule:
         case "constant":
             return optax.constant_schedule(peak)
@@ -132,12 +130,7 @@ def _after_warmup(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
 
             return inverse_sqrt
         case "warmup_stable_decay":
-            decay = round(config.decay_fraction * total_steps)
-            if decay > steps:
-                raise ValueError(
-                    f"warmup_steps ({warmup}) and the final decay ({decay} steps, decay_fraction "
-                    f"{config.decay_fraction}) do not fit into {total_steps} steps; lower one of them or train longer"
-                )
+            decay = min(round(config.decay_fraction * total_steps), steps)
             if decay == 0:
                 return optax.constant_schedule(peak)
             return optax.linear_schedule(peak, final, decay, transition_begin=steps - decay)

@@ -1,7 +1,7 @@
 """The training step and the evaluation step: pure functions to be compiled by whoever runs them."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ Batch = Any
 Metrics = dict[str, Array]
 
 
+@runtime_checkable
 class Loss(Protocol):
     """The loss of a batch as `(sum, weight)`: its mean is sum / weight. `key=None` means no randomness."""
 
@@ -35,8 +36,8 @@ def make_train_step(
     under `jax.pmap` or `jax.shard_map`, and divided once: the update is that of the whole batch however it is cut. A
     batch with nothing to learn from (weight 0) gives loss 0 and zero gradients.
 
-    Randomness is `fold_in(key(seed), state.step)`. Metrics are `loss`, `grad_norm` (before clipping), `weight`, and with
-    `schedule` the `learning_rate` of this update.
+    Randomness is `fold_in(key(seed), state.step)`. Metrics are `loss`, `grad_norm` (before clipping), `weight`, and
+    with `schedule` the `learning_rate` of this update.
     """
 
     def gradients_of(model: Any, batch: Batch, key: Array) -> tuple[tuple[Array, Array], Any]:
@@ -88,8 +89,8 @@ def make_evaluation_step(
 ) -> Callable[[Any, Batch, dict[str, Array]], dict[str, Array]]:
     """A pure function `step(model, batch, totals) -> totals` that adds the sums of one batch to those so far.
 
-    `metrics(model, batch)` returns sums and weights by name, never means, so that uneven batches count right. Start from
-    totals of zeros.
+    `metrics(model, batch)` returns sums and weights by name, never means, so that uneven batches count right. Start
+    from totals of zeros.
     """
 
     def step(model: Any, batch: Batch, totals: dict[str, Array]) -> dict[str, Array]:

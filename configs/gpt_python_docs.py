@@ -1,0 +1,30 @@
+"""A small GPT that learns to write like the Python documentation."""
+
+from transformers_jax.data import TextData
+from transformers_jax.experiment import Experiment
+from transformers_jax.models import GPTConfig
+from transformers_jax.tasks import LanguageModeling
+from transformers_jax.training.loop import TrainingConfig
+from transformers_jax.training.optimizer import OptimizerConfig
+
+
+def experiment() -> Experiment:
+    return Experiment(
+        task=LanguageModeling(sample_prompt="The", sample_tokens=200),
+        model=GPTConfig(
+            vocab_size=None,
+            max_length=256,
+            dim=192,
+            depth=4,
+            heads=6,
+            unroll=4,
+            dropout=0.1,
+            attention_dropout=0.0,
+            embedding_dropout=0.1,
+        ),
+        data=TextData(source="builtin:python-docs", tokenizer="bpe", vocab_size=1024),
+        optimizer=OptimizerConfig(
+            learning_rate=2e-3, warmup_steps=50, final_fraction=0.1, beta2=0.99, weight_decay=0.1
+        ),
+        training=TrainingConfig(steps=1000, batch_size=16, log_every=10, eval_every=100, checkpoint_every=200),
+    )

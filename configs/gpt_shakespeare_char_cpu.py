@@ -1,0 +1,30 @@
+"""nanoGPT's recipe for a laptop: a character-level GPT on Shakespeare."""
+
+from transformers_jax.data import TextData
+from transformers_jax.experiment import Experiment
+from transformers_jax.models import GPTConfig
+from transformers_jax.tasks import LanguageModeling
+from transformers_jax.training.loop import TrainingConfig
+from transformers_jax.training.optimizer import OptimizerConfig
+
+
+def experiment() -> Experiment:
+    return Experiment(
+        task=LanguageModeling(sampling="windows"),
+        model=GPTConfig(
+            vocab_size=None,
+            max_length=64,
+            dim=128,
+            depth=4,
+            heads=4,
+            dropout=0.0,
+            attention_dropout=0.0,
+            embedding_dropout=0.0,
+            unroll=4,
+        ),
+        data=TextData(source="tfds:tiny_shakespeare:train+validation+test", tokenizer="character"),
+        optimizer=OptimizerConfig(
+            learning_rate=1e-3, warmup_steps=100, final_fraction=0.1, beta2=0.99, weight_decay=0.1, clip_norm=1.0
+        ),
+        training=TrainingConfig(steps=2000, batch_size=12, log_every=20, eval_every=500, checkpoint_every=500),
+    )

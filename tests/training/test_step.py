@@ -1,0 +1,200 @@
+"""The training step: the update of a batch does not depend on how the batch is cut, over micro-batches or devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from transformers_jax.models import GPT, GPTConfig, LanguageModel
+from transformers_jax.tasks import LanguageModeling, cross_entropy
+from transformers_jax.training.mesh import MeshConfig, batch_sharding, check_batch, make_mesh, put_batch, shardings
+from transformers_jax.training.paths import named_leaves
+from transformers_jax.training.state import TrainState, count_parameters
+from transformers_jax.training.step import make_train_step
+
+CONFIG = GPTConfig(
+    vocab_size=48, max_length=12, dim=16, depth=2, heads=2, dropout=0, attention_dropout=0, embedding_dropout=0
+)
+
+
+def build(config=CONFIG):
+    return LanguageModel(GPT(config, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+
+
+def batches(count, size=8, length=12, seed=0):
+    """Batches whose rows have very different numbers of labels, some none at all."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        labels = rng.integers(0, 48, (size, length)).astype(np.int32)
+        labels[np.arange(length) >= rng.integers(0, length + 1, (size, 1))] = -100
+        labels[0] = -100
+        yield {"input_ids": rng.integers(0, 48, (size, length)).astype(np.int32), "labels": labels}
+
+
+def linear_loss(weights, batch, *, key):
+    """Sum over the scored tokens of (x . w - y)^2 / 2, whose gradient is known."""
+    errors = (batch["x"] @ weights - batch["y"]) * batch["scored"]
+    return jnp.sum(errors**2) / 2, jnp.sum(batch["scored"])
+
+
+def run(mesh_config, devices, *, accumulation=1, config=CONFIG, steps=5, optimizer=None):
+    optimizer = optax.adamw(1e-2) if optimizer is None else optimizer
+    mesh = make_mesh(mesh_config, jax.devices()[:devices])
+
+    def create():
+        return TrainState.create(build(config), optimizer)
+
+    placed = shardings(jax.eval_shape(create), mesh)
+    state = jax.jit(create, out_shardings=placed)()
+    step = jax.jit(
+        make_train_step(LanguageModeling().loss, optimizer, accumulation=accumulation),
+        out_shardings=(placed, None),
+        donate_argnums=0,
+    )
+    losses = []
+    for batch in batches(steps):
+        state, metrics = step(state, put_batch(batch, batch_sharding(mesh)))
+        losses.append(float(metrics["loss"]))
+    assert step._cache_size() == 1
+    return losses, state
+
+
+def test_micro_batches_of_unequal_weight_give_the_update_of_the_whole_batch():
+    rng = np.random.default_rng(0)
+    scored = np.zeros((2, 100), np.float32)
+    scored[0, :10] = 1  # ten tokens in one micro-batch, a hundred in the other
+    scored[1, :] = 1
+    batch = {
+        "x": rng.normal(size=(2, 100, 3)).astype(np.float32),
+        "y": rng.normal(size=(2, 100)).astype(np.float32),
+        "scored": scored,
+    }
+    state = TrainState.create(jnp.zeros(3), optax.sgd(1.0))
+    x, y = batch["x"][scored == 1].astype(np.float64), batch["y"][scored == 1].astype(np.float64)
+    expected = x.T @ y / 110  # minus the mean gradient at zero weights
+    for accumulation in (1, 2):
+        new, metrics = jax.jit(make_train_step(linear_loss, optax.sgd(1.0), accumulation=accumulation))(state, batch)
+        np.testing.assert_allclose(new.model, expected, rtol=1e-5)
+        np.testing.assert_allclose(metrics["loss"], np.sum(y**2) / 2 / 110, rtol=1e-6)
+        assert metrics["weight"] == 110
+
+
+def test_a_batch_with_nothing_to_learn_changes_nothing_and_is_not_nan():
+    batch = {"x": np.ones((2, 4, 3), np.float32), "y": np.ones((2, 4), np.float32), "scored": np.zeros((2, 4), np.float32)}
+    for accumulation in (1, 2):
+        step = jax.jit(make_train_step(linear_loss, optax.sgd(1.0), accumulation=accumulation))
+        new, metrics = step(TrainState.create(jnp.ones(3), optax.sgd(1.0)), batch)
+        np.testing.assert_array_equal(new.model, np.ones(3))
+        assert metrics["loss"] == 0 and metrics["grad_norm"] == 0
+
+
+@pytest.mark.parametrize(
+    ("mesh", "devices", "accumulation"),
+    [
+        (MeshConfig(), 2, 1),
+        (MeshConfig(), 8, 1),
+        (MeshConfig(), 2, 4),
+        (MeshConfig(fsdp=8), 8, 1),
+        (MeshConfig(data=2, fsdp=2, tensor=2), 8, 2),
+    ],
+)
+def test_losses_are_the_same_on_one_two_and_eight_devices(mesh, devices, accumulation):
+    expected, _ = run(MeshConfig(), 1)
+    losses, state = run(mesh, devices, accumulation=accumulation)
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+    if mesh.fsdp > 1:  # a part of the parameters on each device, built there
+        kernel = state.model.backbone.stack.layers[0].mlp.up.kernel[...]
+        assert kernel.addressable_shards[0].data.size == kernel.size // (mesh.fsdp * mesh.tensor)
+
+
+def test_dropout_does_not_depend_on_the_number_of_devices():
+    config = GPTConfig(vocab_size=48, max_length=12, dim=16, depth=2, heads=2, dropout=0.2)
+    expected, _ = run(MeshConfig(), 1, config=config, steps=3)
+    losses, _ = run(MeshConfig(), 8, config=config, steps=3)
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_same_step_runs_under_pmap_and_shard_map(accumulation):
+    expected, _ = run(MeshConfig(), 1)
+    optimizer = optax.adamw(1e-2)
+    step = make_train_step(LanguageModeling().loss, optimizer, accumulation=accumulation, axis_name="data")
+
+    mapped = jax.pmap(step, axis_name="data", devices=jax.devices()[:4])
+    state = jax.tree.map(lambda x: jnp.stack([x] * 4), TrainState.create(build(), optimizer))
+    losses = []
+    for batch in batches(5):
+        state, metrics = mapped(state, jax.tree.map(lambda x: x.reshape(4, -1, *x.shape[1:]), batch))
+        losses.append(float(metrics["loss"][0]))
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+
+    mesh = make_mesh(MeshConfig(), jax.devices()[:4])
+    specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
+    sharded = jax.jit(jax.shard_map(step, mesh=mesh, **specs))
+    state, losses = TrainState.create(build(), optimizer), []
+    for batch in batches(5):
+        state, metrics = sharded(state, batch)
+        losses.append(float(metrics["loss"]))
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+
+
+def test_inference_runs_under_pmap():
+    model = build()
+    ids = jnp.asarray(next(batches(1))["input_ids"])
+    logits = jax.pmap(lambda model, ids: model(ids).logits, in_axes=(None, 0))(model, ids.reshape(8, 1, -1))
+    np.testing.assert_allclose(logits.reshape(8, 12, -1), model(ids).logits, atol=1e-5)
+
+
+def test_each_step_has_dropout_of_its_own_and_the_same_when_repeated():
+    model = build(GPTConfig(vocab_size=48, max_length=12, dim=16, depth=2, heads=2, dropout=0.3))
+    optimizer = optax.sgd(0.0)
+    step = jax.jit(make_train_step(LanguageModeling().loss, optimizer, seed=3))
+    batch, state = next(batches(1)), TrainState.create(model, optimizer)
+    second, first_metrics = step(state, batch)
+    _, second_metrics = step(second, batch)
+    assert float(first_metrics["loss"]) != float(second_metrics["loss"])
+    assert float(step(state, batch)[1]["loss"]) == float(first_metrics["loss"])
+
+
+def test_bfloat16_logits_are_scored_in_float32():
+    logits = jax.random.uniform(jax.random.key(42), (8, 100)).astype(jnp.bfloat16)
+    labels = jnp.arange(8) * 11
+    exact = np.asarray(logits, np.float64)
+    expected = np.log(np.exp(exact).sum(-1)) - exact[np.arange(8), labels]
+    loss, weight = cross_entropy(logits[:, None], labels[:, None])
+    assert loss.dtype == jnp.float32 and weight == 8
+    for row in range(8):
+        loss, _ = cross_entropy(logits[row : row + 1, None], labels[row : row + 1, None])
+        np.testing.assert_allclose(loss, expected[row], atol=1e-5)
+
+
+def test_the_learning_rate_that_is_reported_is_the_one_used():
+    schedule = optax.linear_schedule(0.0, 1.0, 4)
+    optimizer = optax.sgd(schedule)
+    step = jax.jit(make_train_step(lambda model, batch, *, key: (model * 1.0, jnp.ones(())), optimizer, schedule=schedule))
+    state = TrainState.create(jnp.zeros(()), optimizer)
+    for _ in range(4):
+        new, metrics = step(state, {})
+        np.testing.assert_allclose(state.model - new.model, metrics["learning_rate"], rtol=1e-6)
+        state = new
+
+
+def test_bad_meshes_and_batches_are_errors_with_the_numbers():
+    with pytest.raises(ValueError, match="at least 16 devices; there are 8"):
+        make_mesh(MeshConfig(data=2, fsdp=4, tensor=2))
+    with pytest.raises(ValueError, match="must be at least 1"):
+        make_mesh(MeshConfig(fsdp=0))
+    with pytest.raises(ValueError, match="batch_size=12 is not a multiple of 16 = data 4 x fsdp 2 x accumulation 2"):
+        check_batch(12, 2, make_mesh(MeshConfig(data=4, fsdp=2)))
+
+
+def test_what_an_axis_does_not_divide_stays_whole(caplog):
+    config = GPTConfig(vocab_size=47, max_length=12, dim=16, depth=2, heads=2)
+    abstract = jax.eval_shape(lambda: build(config))
+    placed = shardings(abstract, make_mesh(MeshConfig(data=1, tensor=2), jax.devices()[:2]))
+    assert named_leaves(placed)["backbone.embedding.embedding"].spec == PartitionSpec(None, None)
+    assert "47 is not divisible by tensor=2" in caplog.text
+    assert count_parameters(abstract) == sum(x.size for x in jax.tree.leaves(build(config)))

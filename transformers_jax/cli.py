@@ -1,0 +1,275 @@
+"""The command `transformers-jax`: train, evaluate, generate, convert."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import numpy as np
+import tyro
+
+from transformers_jax.data import TextData
+from transformers_jax.experiment import (
+    Experiment,
+    Loaded,
+    enable_compilation_cache,
+    evaluate,
+    load,
+    load_config,
+    run,
+)
+from transformers_jax.training.loop import TrainingDivergedError
+
+Which = Literal["best", "latest"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Train the model of a config, or continue a training that was interrupted (the same command does both).
+
+    Every field of the config can be changed from here: --training.steps 500 --model.depth 6 --data.source my.txt
+    """
+
+    config: str
+    """A config file (configs/*.py), or the name of one that comes with the package."""
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    workdir: str | None = None
+    """Where the run lives: checkpoints, metrics.jsonl, tokenizer. Unset: runs/NAME of the config."""
+    debug: bool = False
+    """Show the whole traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """Score a checkpoint on held-out text; prints its metrics as one line of JSON."""
+
+    checkpoint: str
+    """A run's working directory, or a Hugging Face checkpoint."""
+    text: str | None = None
+    """Text to score, all of it: a file, a glob, tfds:NAME ... Unset: what the run held out."""
+    text_column: str = "text"
+    """The column that holds the text, if it is a table."""
+    batch_size: int = 8
+    """Examples at a time."""
+    which: Which = "best"
+    """Which checkpoint of a run: the one with the best evaluation, or the latest."""
+    debug: bool = False
+    """Show the whole traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Generate:
+    """Write text that continues a prompt, as it comes."""
+
+    checkpoint: str
+    """A run's working directory, or a Hugging Face checkpoint."""
+    prompt: str
+    """The text to continue; - reads it from standard input."""
+    max_new_tokens: int | None = None
+    """Most tokens to write. Unset: 200, or what the model has room for after the prompt."""
+    min_new_tokens: int = 0
+    """Fewest tokens before the text may end."""
+    temperature: float = 0.8
+    """Below 1: more likely words; above 1: more daring ones; 0: always the likeliest."""
+    top_k: int | None = None
+    """Choose among this many likeliest tokens only."""
+    top_p: float | None = None
+    """Choose among the likeliest tokens that together have this probability."""
+    repetition_penalty: float = 1.0
+    """Above 1: tokens that occurred before become less likely."""
+    no_repeat_ngram_size: int | None = None
+    """No sequence of this many tokens occurs twice."""
+    beams: int = 1
+    """Above 1: beam search with this many beams, instead of sampling."""
+    length_penalty: float = 1.0
+    """Beam search divides a text's log-probability by its length to this power."""
+    samples: int = 1
+    """How many texts to write (with beams: the best ones)."""
+    seed: int = 0
+    """The same seed writes the same text."""
+    which: Which = "best"
+    """Which checkpoint of a run: the one with the best evaluation, or the latest."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Type to compute in. Unset: the checkpoint's."""
+    debug: bool = False
+    """Show the whole traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Convert:
+    """Write a run's model and tokenizer in the Hugging Face layout, which transformers reads."""
+
+    checkpoint: str
+    """A run's working directory, or a Hugging Face checkpoint."""
+    output: str
+    """The directory to write."""
+    which: Which = "best"
+    """Which checkpoint of a run: the one with the best evaluation, or the latest."""
+    debug: bool = False
+    """Show the whole traceback of an error."""
+
+
+def train_command(arguments: list[str]) -> int:
+    name = _option(arguments, "--config")
+    if name is None:
+        if _wants_help(arguments):
+            name = "gpt_python_docs"
+        else:
+            raise ValueError("train needs --config FILE; configs/ has some, and `train --help` shows the options")
+    default = Train(config=name, experiment=load_config(name))
+    command = _parse(Train, arguments, "train", default)
+    enable_compilation_cache()
+    result = run(command.experiment, command.workdir or Path("runs") / Path(name).stem)
+    if result.sample:
+        print(result.sample)
+    return 0
+
+
+def evaluate_command(arguments: list[str]) -> int:
+    command = _parse(Evaluate, arguments, "evaluate")
+    data = None
+    if command.text is not None:
+        data = TextData(source=command.text, validation_source=command.text, text_column=command.text_column)
+    loaded = _load(command.checkpoint, command.which)
+    metrics = evaluate(loaded, data, batch_size=command.batch_size)
+    print(json.dumps({"checkpoint": command.checkpoint, "step": loaded.step} | metrics))
+    return 0
+
+
+def generate_command(arguments: list[str]) -> int:
+    from transformers_jax.generation import Sampling, beam_search, stream
+
+    command = _parse(Generate, arguments, "generate")
+    for name in ("samples", "beams"):
+        if getattr(command, name) < 1:
+            raise ValueError(f"--{name} {getattr(command, name)} must be at least 1")
+    sampling = Sampling(
+        temperature=command.temperature,
+        top_k=command.top_k,
+        top_p=command.top_p,
+        repetition_penalty=command.repetition_penalty,
+        no_repeat_ngram_size=command.no_repeat_ngram_size,
+        min_new_tokens=command.min_new_tokens,
+    )
+    loaded = _load(command.checkpoint, command.which, command.dtype)
+    tokenizer, limit = loaded.processor, loaded.model.config.max_length
+    prompt = sys.stdin.read() if command.prompt == "-" else command.prompt
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        if tokenizer.eos_id is None:
+            raise ValueError("the prompt is empty, and this tokenizer has no token to begin a text with")
+        ids = [tokenizer.eos_id]
+    stop_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+    new_tokens = max(1, min(200, limit - len(ids))) if command.max_new_tokens is None else command.max_new_tokens
+    rows = np.asarray([ids], np.int32)
+
+    if command.beams > 1:
+        found = beam_search(
+            loaded.model,
+            rows,
+            beams=command.beams,
+            max_new_tokens=new_tokens,
+            length_penalty=command.length_penalty,
+            num_return_sequences=command.samples,
+            stop_ids=stop_ids,
+        )
+        print(found)
+        return 0
+    for number in range(command.samples):
+        key = jax.random.fold_in(jax.random.key(command.seed), number)
+        text = tokenizer.stream()
+        print(prompt, end="", flush=True)
+        for tokens in stream(
+            loaded.model, rows, max_new_tokens=new_tokens, sampling=sampling, stop_ids=stop_ids, key=key
+        ):
+            if int(tokens[0]) not in stop_ids:
+                print(text.push(int(tokens[0])), end="", flush=True)
+        print(text.finish())
+    return 0
+
+
+def convert_command(arguments: list[str]) -> int:
+    from transformers_jax.pretrained import save_pretrained
+
+    command = _parse(Convert, arguments, "convert")
+    loaded = _load(command.checkpoint, command.which)
+    save_pretrained(loaded.model, command.output, tokenizer=loaded.processor)
+    print(f"wrote {command.output}")
+    return 0
+
+
+COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
+    "train": (train_command, "train the model of a config, or continue a training"),
+    "evaluate": (evaluate_command, "score a checkpoint on held-out text"),
+    "generate": (generate_command, "write text that continues a prompt"),
+    "convert": (convert_command, "write a checkpoint in the Hugging Face layout"),
+}
+USAGE = "usage: transformers-jax COMMAND [OPTIONS]; COMMAND --help lists the options\n\n" + "\n".join(
+    f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items()
+)
+MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line. The exit code is 0, 2 for a mistake of the caller, or 1 for a training that diverged."""
+    sys.exit(_main(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _main(arguments: list[str]) -> int:
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if arguments else 2
+    name, *rest = arguments
+    try:
+        if name not in COMMANDS:
+            raise ValueError(f"unknown command {name!r}; there are {', '.join(COMMANDS)}")
+        return COMMANDS[name][0](rest)
+    except (*MISTAKES, ImportError, TrainingDivergedError) as error:
+        if "--debug" in rest:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1 if isinstance(error, TrainingDivergedError) else 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _load(checkpoint: str, which: Which, dtype: str | None = None) -> Loaded:
+    enable_compilation_cache()
+    return load(checkpoint, which=which, dtype=dtype)
+
+
+def _parse(command: Any, arguments: list[str], name: str, default: Any = tyro.MISSING_NONPROP) -> Any:
+    """Read `arguments` into `command`; tyro's boxed errors become one line."""
+    program = f"transformers-jax {name}"
+    if _wants_help(arguments):
+        return tyro.cli(command, args=arguments, prog=program, default=default)
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
+            return tyro.cli(command, args=arguments, prog=program, default=default)
+    except SystemExit:
+        lines = [line.strip("│ ") for line in printed.getvalue().splitlines()]
+        lines = [line for line in lines if line and line[0] not in "╭╰"]
+        cut = next((i for i, line in enumerate(lines) if line.startswith("──")), len(lines))
+        raise ValueError(f"{' '.join(lines[:cut])} (transformers-jax {name} --help shows the options)") from None
+
+
+def _wants_help(arguments: list[str]) -> bool:
+    return "--help" in arguments or "-h" in arguments
+
+
+def _option(arguments: list[str], name: str) -> str | None:
+    """The value of `--name VALUE` or `--name=VALUE`, before the arguments can be parsed as a whole."""
+    for i, argument in enumerate(arguments):
+        if argument.startswith(f"{name}="):
+            return argument.partition("=")[2]
+        if argument == name and i + 1 < len(arguments):
+            return arguments[i + 1]
+    return None

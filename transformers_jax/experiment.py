@@ -1,0 +1,386 @@
+"""An experiment: a task, a model, data and training put together; running one, and loading what it made."""
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from transformers_jax.data import Data, evaluation_batches, training_batches
+from transformers_jax.models import ModelConfig
+from transformers_jax.nn import stacked_mask
+from transformers_jax.tasks.base import Examples, Task
+from transformers_jax.training.checkpoint import Checkpointer
+from transformers_jax.training.logging import MetricsLogger
+from transformers_jax.training.loop import Progress, TrainingConfig, train
+from transformers_jax.training.mesh import MeshConfig, batch_sharding, check_batch, make_mesh, put_batch, shardings
+from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from transformers_jax.training.state import TrainState, count_parameters
+from transformers_jax.training.step import make_train_step
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a training run. Each field can be set from the command line."""
+
+    task: Task
+    model: ModelConfig
+    data: Data
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    mesh: MeshConfig = MeshConfig()
+    seed: int = 0
+    """Decides initial weights, the order of the examples, and dropout."""
+
+
+# What may differ when a run is continued: it changes how the numbers are computed, not which.
+CHANGEABLE = (
+    "mesh",
+    "model.remat",
+    "model.unroll",
+    "model.attention",
+    "task.sample_prompt",
+    "task.sample_tokens",
+    "task.sample_temperature",
+    *(f"training.{field.name}" for field in dataclasses.fields(TrainingConfig) if field.name not in ("batch_size",)),
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint ready for use: the model with its head, what prepares its inputs, its task, and where it is from.
+
+    `experiment` and `step` are None for a Hugging Face checkpoint.
+    """
+
+    model: Any
+    processor: Any
+    task: Task
+    experiment: Experiment | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The trained `state`, why training `ended`, the last `evaluation`, and a `sample` of what the model makes."""
+
+    state: TrainState
+    ended: str
+    evaluation: Mapping[str, float]
+    sample: str | None
+
+
+def run(experiment: Experiment, workdir: str | Path) -> RunResult:
+    """Train, or continue the training that `workdir` holds.
+
+    A run is continued from its newest good checkpoint, bit for bit. Settings, data or tokenizer other than those it was
+    started with are a ValueError that lists the differences, except for what `CHANGEABLE` names.
+    """
+    workdir = Path(workdir).absolute()
+    task, training = experiment.task, experiment.training
+    mesh = make_mesh(experiment.mesh)
+    check_batch(training.batch_size, training.accumulation, mesh)
+
+    examples = task.prepare(experiment.data, experiment.model)
+    config = task.configure(experiment.model, examples.processor)
+    experiment = dataclasses.replace(experiment, model=config)
+    schedule = make_schedule(experiment.optimizer, training.steps)
+
+    def build() -> Any:
+        return task.build(config, rngs=nnx.Rngs(experiment.seed))
+
+    model = jax.eval_shape(build)
+    optimizer = make_optimizer(experiment.optimizer, training.steps, model, stacked=stacked_mask(model))
+
+    def create() -> TrainState:
+        return TrainState.create(build(), optimizer)
+
+    abstract = jax.eval_shape(create)
+    placed = shardings(abstract, mesh)
+
+    checkpointer = Checkpointer(workdir / "checkpoints")
+    description = describe(experiment, examples)
+    changes = _check_same_run(workdir, description, started=bool(checkpointer.steps()))
+    logger = MetricsLogger(workdir, total_steps=training.steps)
+    restored = checkpointer.restore_latest(_abstract_with(abstract, placed))
+    if restored is None:
+        start, meta = 0, {}
+        state = jax.jit(create, out_shardings=placed)()
+    else:
+        start, state, meta = restored
+    _write_atomically(workdir / "experiment.json", json.dumps(description, indent=1) + "\n")
+    examples.processor.save(workdir / "tokenizer")
+    logger.truncate(start)
+    logger.print_summary(_summary(experiment, examples, mesh, model, start, workdir))
+    for change in changes:
+        logger.print(f"changed since the run began: {change}")
+
+    step = jax.jit(
+        make_train_step(
+            task.loss, optimizer, schedule=schedule, seed=experiment.seed, accumulation=training.accumulation
+        ),
+        out_shardings=(placed, NamedSharding(mesh, PartitionSpec())),
+        donate_argnums=0,
+    )
+    host_batches = training_batches(
+        examples.train,
+        batch_size=training.batch_size,
+        seed=experiment.seed,
+        start_step=start,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        num_threads=training.data_workers,
+        prefetch=training.prefetch,
+    )
+    rows = batch_sharding(mesh)
+    result = train(
+        state,
+        step,
+        (put_batch(batch, rows) for batch in host_batches),
+        config=training,
+        start_step=start,
+        progress=Progress(**meta["progress"]) if "progress" in meta else None,
+        evaluate=make_evaluate(task, examples, mesh, training.batch_size),
+        checkpointer=checkpointer,
+        logger=logger,
+        items_per_step=training.batch_size * task.items_per_example(config),
+    )
+    checkpointer.close()
+    logger.close()
+    sample = None
+    if result.ended != "interrupted":
+        sample = task.sample(result.state.model, examples.processor, seed=experiment.seed)
+    return RunResult(result.state, result.ended, result.evaluation, sample)
+
+
+def evaluate(loaded: Loaded, data: Data | None = None, *, batch_size: int = 8) -> dict[str, float]:
+    """Metrics of a loaded model over the held-out part of `data`, or of what its run was trained on."""
+    if data is None:
+        if loaded.experiment is None:
+            raise ValueError("a Hugging Face checkpoint has no held-out data of its own; name some")
+        data = loaded.experiment.data
+    examples = loaded.task.prepare(data, loaded.model.config, loaded.processor, training=False)
+    return make_evaluate(loaded.task, examples, make_mesh(MeshConfig(data=1)), batch_size)(loaded.model)
+
+
+def make_evaluate(task: Task, examples: Examples, mesh: Mesh, batch_size: int) -> Callable[[Any], dict[str, float]]:
+    """A function from a model to its metrics over all of `examples.validation`, each example counted once."""
+    step, rows = jax.jit(task.metric_sums), batch_sharding(mesh)
+
+    def evaluate(model: Any) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        batches = evaluation_batches(
+            examples.validation,
+            batch_size=batch_size,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        pending: list[dict[str, jax.Array]] = []
+
+        def settle(leave: int) -> None:
+            while len(pending) > leave:
+                for name, value in pending.pop(0).items():
+                    totals[name] = totals.get(name, 0.0) + float(value)
+
+        for batch in batches:
+            pending.append(step(model, put_batch(batch, rows)))
+            settle(leave=2)
+        settle(leave=0)
+        return task.finish(totals, examples.extra)
+
+    return evaluate
+
+
+def describe(experiment: Experiment, examples: Examples) -> dict[str, Any]:
+    """A run as data: its settings, and fingerprints of what they cannot show."""
+    return {
+        "experiment": to_data(experiment),
+        "data": examples.fingerprint,
+        "processor": examples.processor.fingerprint,
+    }
+
+
+def load(
+    directory: str | Path,
+    *,
+    which: Literal["best", "latest"] | int = "best",
+    dtype: str | None = None,
+    mesh: Mesh | None = None,
+) -> Loaded:
+    """The model in `directory`, with tokenizer and task: a run's working directory, or a Hugging Face checkpoint.
+
+    `which` picks a run's checkpoint by evaluation, by age or by step. `dtype` computes in another type; `mesh` loads
+    onto its devices.
+    """
+    directory = Path(directory)
+    if (directory / "experiment.json").exists():
+        return _load_run(directory.absolute(), which, dtype, mesh)
+    if (directory / "config.json").exists():
+        return _load_pretrained(directory, dtype, mesh)
+    what = "has neither experiment.json (a run) nor config.json (a Hugging Face checkpoint)"
+    raise FileNotFoundError(f"{directory} {what if directory.is_dir() else 'is not a directory'}")
+
+
+def _load_run(directory: Path, which: Any, dtype: str | None, mesh: Mesh | None) -> Loaded:
+    from transformers_jax.data import Tokenizer
+
+    experiment = from_data(_read_description(directory)["experiment"], Experiment)
+    config = experiment.model if dtype is None else dataclasses.replace(experiment.model, dtype=dtype)
+    model = jax.eval_shape(lambda: experiment.task.build(config, rngs=nnx.Rngs(0)))
+    model = _abstract_with(model, shardings(model, make_mesh(MeshConfig(data=1)) if mesh is None else mesh))
+    checkpointer = Checkpointer(directory / "checkpoints")
+    try:
+        step, model, _ = checkpointer.restore(which, model, part="model")
+    finally:
+        checkpointer.close()
+    return Loaded(model, Tokenizer.load(directory / "tokenizer"), experiment.task, experiment, step)
+
+
+def _load_pretrained(directory: Path, dtype: str | None, mesh: Mesh | None) -> Loaded:
+    from transformers_jax.data import Tokenizer
+    from transformers_jax.pretrained import from_pretrained
+    from transformers_jax.tasks.language_modeling import LanguageModeling
+
+    placed = None if mesh is None else (lambda model: shardings(model, mesh))
+    model = from_pretrained(directory, dtype=dtype, shardings=placed)
+    return Loaded(model, Tokenizer.load(directory), LanguageModeling())
+
+
+def load_config(name: str) -> Experiment:
+    """The experiment of a config file: a path, or the name of a config that comes with the package."""
+    path = Path(name)
+    if not path.is_file():
+        known = {file.stem: file for folder in _config_folders() for file in sorted(folder.glob("*.py"))}
+        if path.stem not in known or path.parent != Path("."):
+            raise FileNotFoundError(f"no config {name!r}; give a path, or one of {', '.join(known)}")
+        path = known[path.stem]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    experiment = module.experiment() if hasattr(module, "experiment") else None
+    if not isinstance(experiment, Experiment):
+        raise ValueError(f"{path} must define a function experiment() that returns an Experiment")
+    return experiment
+
+
+def enable_compilation_cache() -> None:
+    """Keep compiled programs on disk, to start faster the next time; JAX_COMPILATION_CACHE_DIR names another place."""
+    if jax.config.jax_compilation_cache_dir is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transformers_jax" / "compiled"
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def to_data(value: Any) -> Any:
+    """Nested dataclasses as plain data; each says its class, so that `from_data` can build it again."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        cls = type(value)
+        fields = {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"class": f"{cls.__module__}:{cls.__qualname__}"} | fields
+    if isinstance(value, tuple | list):
+        return [to_data(item) for item in value]
+    return value
+
+
+def from_data(data: Any, base: type) -> Any:
+    """What `to_data` wrote: an instance of `base` or of a subclass."""
+    values = dict(data)
+    module, _, name = values.pop("class").partition(":")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise ValueError(f"the class {module}:{name} of this run cannot be imported; install what defines it") from None
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise ValueError(f"{module}:{name} is not a {base.__name__}")
+    known = {field.name: field.type for field in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ValueError(f"{name} has no field {', '.join(unknown)}; the run was written by another version")
+    for field_name, value in values.items():
+        if isinstance(value, dict) and "class" in value:
+            values[field_name] = from_data(value, object)
+        elif isinstance(value, list):
+            values[field_name] = tuple(value)
+    return cls(**values)
+
+
+def _read_description(workdir: Path) -> dict[str, Any]:
+    return json.loads((workdir / "experiment.json").read_text())
+
+
+def _check_same_run(workdir: Path, description: dict[str, Any], *, started: bool) -> list[str]:
+    """The harmless differences from the run that `workdir` holds; ValueError if there are others."""
+    if not started or not (workdir / "experiment.json").exists():
+        return []
+    old, new = _flat(_read_description(workdir)), _flat(description)
+    differences = [
+        (name, f"{name} {old.get(name)} -> {new.get(name)}")
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+    def harmless(name: str) -> bool:
+        # The data's fingerprint says whether the text is the same, wherever it lies.
+        return name.startswith((*(f"experiment.{name}" for name in CHANGEABLE), "experiment.data."))
+
+    refused = [text for name, text in differences if not harmless(name)]
+    if refused:
+        raise ValueError(
+            f"{workdir} holds a run with other settings: {'; '.join(refused).replace('experiment.', '')}. "
+            f"Use another --workdir, or the settings it was started with"
+        )
+    return [text.replace("experiment.", "") for name, text in differences]
+
+
+def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(data, dict):
+        return {prefix: data}
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        flat |= _flat(value, f"{prefix}.{name}" if prefix else name)
+    return flat
+
+
+def _abstract_with(tree: Any, placed: Any) -> Any:
+    return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, placed)
+
+
+def _config_folders() -> list[Path]:
+    package = Path(__file__).parent
+    return [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def _summary(
+    experiment: Experiment, examples: Examples, mesh: Mesh, model: Any, start: int, workdir: Path
+) -> dict[str, str]:
+    training, config = experiment.training, experiment.model
+    tokens = training.batch_size * experiment.task.items_per_example(config)
+    axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items() if size > 1)
+    flops = config.flops_per_token(experiment.task.items_per_example(config)) * tokens
+    return {
+        "run": f"{workdir}, " + (f"continues from step {start}" if start else "from the beginning"),
+        "model": f"{type(config).__name__}, {count_parameters(model):,} parameters",
+        **examples.facts,
+        "steps": f"{training.steps:,} of {training.batch_size} examples, {tokens:,} tokens",
+        "devices": f"{mesh.size} x {mesh.devices.flat[0].device_kind}" + (f" ({axes})" if axes else ""),
+        "precision": f"computes in {config.dtype}, keeps parameters in {config.param_dtype}",
+        "FLOPs per step": f"{flops:.3g}",
+        "versions": f"jax {jax.__version__}, Python {platform.python_version()}",
+    }

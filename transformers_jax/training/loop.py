@@ -1,0 +1,217 @@
+"""The training loop: batches in, checkpoints and log lines out, and an end that loses nothing."""
+
+import contextlib
+import math
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import jax
+
+from transformers_jax.training.checkpoint import Checkpointer
+from transformers_jax.training.logging import MetricsLogger
+from transformers_jax.training.state import TrainState
+
+
+class TrainingDivergedError(FloatingPointError):
+    """The loss became NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long and how a model is trained. One step is one optimizer update."""
+
+    steps: int = 1000
+    """Optimizer updates in all."""
+    batch_size: int = 32
+    """Examples per update, over all devices and processes."""
+    accumulation: int = 1
+    """Micro-batches an update is computed in, one after another, to save memory. Does not change the result."""
+    log_every: int = 10
+    """Steps between lines in metrics.jsonl."""
+    eval_every: int = 200
+    """Steps between evaluations on held-out data; the last step is always evaluated. 0: only the last."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints; the last step is always saved. 0: only the last, and when interrupted."""
+    patience: int | None = None
+    """Stop after this many evaluations in a row without a better loss. None: never."""
+    data_workers: int = 1
+    """Threads that prepare batches."""
+    prefetch: int = 8
+    """Batches prepared ahead."""
+
+    def __post_init__(self):
+        for name in ("steps", "batch_size", "accumulation", "log_every", "data_workers", "prefetch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"training.{name}={getattr(self, name)} must be at least 1")
+        for name in ("eval_every", "checkpoint_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"training.{name}={getattr(self, name)} must not be negative")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"training.patience={self.patience} must be at least 1, or None")
+
+
+@dataclass
+class Progress:
+    """What the loop itself remembers from one start to the next: it is kept in each checkpoint."""
+
+    best: float | None = None
+    evaluations_without_gain: int = 0
+
+
+@dataclass(frozen=True)
+class LoopResult:
+    """The last state, why the loop ended, and the last evaluation."""
+
+    state: TrainState
+    ended: Literal["finished", "interrupted", "stopped early"]
+    evaluation: Mapping[str, float] = field(default_factory=dict)
+
+
+def train(
+    state: TrainState,
+    step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]],
+    batches: Iterator[Any],
+    *,
+    config: TrainingConfig,
+    start_step: int = 0,
+    progress: Progress | None = None,
+    evaluate: Callable[[Any], Mapping[str, float]] | None = None,
+    checkpointer: Checkpointer,
+    logger: MetricsLogger,
+    meta: Mapping[str, Any] | None = None,
+    items_per_step: int | None = None,
+) -> LoopResult:
+    """Run `step(state, batch)` from `start_step` to `config.steps`; `batches` begins with the batch of `start_step`.
+
+    `evaluate(model)` gives means by name, among them "loss"; they are logged as "eval/<name>", decide which checkpoint
+    is best, and with `config.patience` when to stop early. SIGTERM and SIGINT end the loop after the step that runs,
+    with a checkpoint. A loss that is not finite raises `TrainingDivergedError` with its step, before anything of it is
+    saved. `meta` is kept in each checkpoint beside the arrays; `items_per_step` are counted as tokens per second.
+    """
+    progress = Progress() if progress is None else progress
+    pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
+    clock = _Clock(items_per_step)
+    evaluation: Mapping[str, float] = {}
+    saved = start_step if start_step else None
+    ended: Literal["finished", "interrupted", "stopped early"] = "finished"
+
+    def settle(leave: int = 0) -> None:
+        """Read the metrics of all but the newest `leave` steps: the device works on while the host reads."""
+        while len(pending) > leave:
+            number, metrics = pending.popleft()
+            values = {name: float(value) for name, value in metrics.items()}
+            if not math.isfinite(values["loss"]):
+                logger.log(number, values)
+                raise TrainingDivergedError(
+                    f"the loss of step {number} is {values['loss']}; the last good checkpoint is "
+                    f"{'of step ' + str(saved) if saved else 'none'}. Lower optimizer.learning_rate or clip gradients"
+                )
+            logger.update(number)
+            if number % config.log_every == 0 or number == config.steps:
+                logger.log(number, values | clock.lap())
+
+    def save(number: int, metrics: Mapping[str, float] | None = None) -> None:
+        nonlocal saved
+        settle()
+        checkpointer.save(number, state, dict(meta or {}) | {"progress": asdict(progress)}, metrics)
+        saved = number
+
+    with _stop_signals() as stop_requested:
+        for number in range(start_step + 1, config.steps + 1):
+            with clock.waiting():
+                batch = next(batches)
+            state, metrics = step(state, batch)
+            pending.append((number, metrics))
+            settle(leave=2)
+            clock.step()
+
+            last = number == config.steps
+            fresh = None
+            if evaluate is not None and (last or (config.eval_every and number % config.eval_every == 0)):
+                settle()
+                with clock.paused():
+                    evaluation = {f"eval/{name}": value for name, value in evaluate(state.model).items()}
+                logger.log(number, evaluation)
+                fresh = evaluation
+                loss = evaluation["eval/loss"]
+                better = progress.best is None or loss < progress.best
+                progress.best = loss if better else progress.best
+                progress.evaluations_without_gain = 0 if better else progress.evaluations_without_gain + 1
+                if config.patience is not None and progress.evaluations_without_gain >= config.patience and not last:
+                    ended = "stopped early"
+            if stop_requested() and not last:
+                ended = "interrupted"
+            stop = last or ended != "finished"
+            due = config.checkpoint_every and number % config.checkpoint_every == 0
+            improved = fresh is not None and progress.evaluations_without_gain == 0
+            if stop or due or improved:
+                with clock.paused():
+                    save(number, fresh)
+            if stop:
+                break
+        settle()
+        checkpointer.wait()
+    if ended == "stopped early":
+        logger.print(f"stopped at step {number}: no better eval/loss in {config.patience} evaluations")
+    elif ended == "interrupted":
+        logger.print(f"interrupted; step {number} is saved and the same command continues from it")
+    return LoopResult(state, ended, evaluation)
+
+
+class _Clock:
+    """Time per step without evaluations and saves, and the share of it spent waiting for data."""
+
+    def __init__(self, items_per_step: int | None):
+        self.items_per_step = items_per_step
+        self.steps, self.waited, self.excluded = 0, 0.0, 0.0
+        self.since = time.perf_counter()
+
+    def step(self) -> None:
+        self.steps += 1
+
+    @contextlib.contextmanager
+    def waiting(self):
+        begin = time.perf_counter()
+        yield
+        self.waited += time.perf_counter() - begin
+
+    @contextlib.contextmanager
+    def paused(self):
+        begin = time.perf_counter()
+        yield
+        self.excluded += time.perf_counter() - begin
+
+    def lap(self) -> dict[str, float]:
+        """The rates since the last lap, which ends here."""
+        seconds = max(time.perf_counter() - self.since - self.excluded, 1e-9)
+        rates = {"steps_per_second": self.steps / seconds, "data_wait": min(1.0, self.waited / seconds)}
+        if self.items_per_step is not None:
+            rates["tokens_per_second"] = self.items_per_step * self.steps / seconds
+        self.steps, self.waited, self.excluded = 0, 0.0, 0.0
+        self.since = time.perf_counter()
+        return rates
+
+
+@contextlib.contextmanager
+def _stop_signals():
+    """Count SIGTERM and SIGINT instead of dying of them; a second SIGINT interrupts at once."""
+    received: list[int] = []
+
+    def handle(number, frame):
+        if number == signal.SIGINT and received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    try:
+        previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not the main thread: whoever owns it handles signals
+        previous = {}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
