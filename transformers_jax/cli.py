@@ -273,3 +273,7 @@ def _option(arguments: list[str], name: str) -> str | None:
         if argument == name and i + 1 < len(arguments):
             return arguments[i + 1]
     return None
+
+
+if __name__ == "__main__":
+    main()

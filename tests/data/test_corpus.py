@@ -78,6 +78,18 @@ def test_bpe_sees_the_training_part_only(tmp_path, cache):
     assert len(tokenizer.encode(" zebra")) > 4
 
 
+def test_bpe_learns_from_chunks_of_the_whole_of_a_large_text(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(corpus_module, "CHUNK_CHARACTERS", 100)
+    monkeypatch.setattr(corpus_module, "BPE_CHARACTERS", 2_000)
+    path = write(tmp_path / "a.txt", "first " * 1000 + "middle " * 1000 + "final " * 1500)
+    learnt = []
+    train = Tokenizer.train_bpe
+    monkeypatch.setattr(Tokenizer, "train_bpe", lambda texts, **o: train([learnt.append(t) or t for t in texts], **o))
+    tokenizer = make(cache, path, tokenizer="bpe").tokenizer
+    assert 1_500 < sum(map(len, learnt)) < 2_500
+    assert all(len(tokenizer.encode(word)) == 1 for word in (" first", " middle", " final"))
+
+
 def test_large_vocabularies_take_four_bytes(tmp_path, cache):
     text = "".join(map(chr, range(0x20000, 0x20000 + 70_000)))
     made = make(cache, write(tmp_path / "a.txt", text), tokenizer="character")

@@ -70,6 +70,7 @@ def test_globs_lists_and_directories(tmp_path):
     assert read(tmp_path) == ["a.txt", "b.txt", "sub/10.txt", "sub/c.md", "row"]
     assert read(tmp_path / "sub/code.py") == ["sub/code.py"]
     assert read(f"{tmp_path}/a.txt,builtin:python-docs")[:2] == ["a.txt", topics[min(topics)]]
+    assert len(read(",".join(str(write(tmp_path / f"{i:050}.log", "x")) for i in range(100)))) == 100
     write(tmp_path / "with,comma.txt", "comma")
     assert read(tmp_path / "with,comma.txt") == ["comma"]
 

@@ -83,7 +83,11 @@ def test_micro_batches_of_unequal_weight_give_the_update_of_the_whole_batch():
 
 
 def test_a_batch_with_nothing_to_learn_changes_nothing_and_is_not_nan():
-    batch = {"x": np.ones((2, 4, 3), np.float32), "y": np.ones((2, 4), np.float32), "scored": np.zeros((2, 4), np.float32)}
+    batch = {
+        "x": np.ones((2, 4, 3), np.float32),
+        "y": np.ones((2, 4), np.float32),
+        "scored": np.zeros((2, 4), np.float32),
+    }
     for accumulation in (1, 2):
         step = jax.jit(make_train_step(linear_loss, optax.sgd(1.0), accumulation=accumulation))
         new, metrics = step(TrainState.create(jnp.ones(3), optax.sgd(1.0)), batch)
@@ -174,7 +178,9 @@ def test_bfloat16_logits_are_scored_in_float32():
 def test_the_learning_rate_that_is_reported_is_the_one_used():
     schedule = optax.linear_schedule(0.0, 1.0, 4)
     optimizer = optax.sgd(schedule)
-    step = jax.jit(make_train_step(lambda model, batch, *, key: (model * 1.0, jnp.ones(())), optimizer, schedule=schedule))
+    step = jax.jit(
+        make_train_step(lambda model, batch, *, key: (model * 1.0, jnp.ones(())), optimizer, schedule=schedule)
+    )
     state = TrainState.create(jnp.zeros(()), optimizer)
     for _ in range(4):
         new, metrics = step(state, {})
