@@ -23,6 +23,7 @@ from transformers_jax.data.tokenizers import Tokenizer, split_text
 FORMAT = 1  # of the cache; a change makes old entries invisible
 CHUNK_CHARACTERS = 1 << 16
 BATCH_CHARACTERS = 1 << 20  # encoded at once; the library needs about 100 bytes a token for it
+BPE_CHARACTERS = 100_000_000  # a BPE learns from; more text takes minutes and changes little
 ABANDONED_SECONDS = 24 * 3600.0
 
 
@@ -30,30 +31,32 @@ ABANDONED_SECONDS = 24 * 3600.0
 class TextData(Data):
     """Text to train a language model on, and the tokenizer that turns it into ids."""
 
+    # The comments are the help texts of the command line.
+
+    # What to read: a text file, a glob such as 'corpus/**/*.txt', a directory, or a .jsonl, .csv, .tsv or .parquet file
+    # with a text column; tfds:NAME[:SPLIT] for a TensorFlow Datasets set; builtin:python-docs, which needs no download.
+    # Several, separated by commas, are read one after the other.
     source: str = "builtin:python-docs"
-    """What to read: a text file, a glob such as 'corpus/**/*.txt', a directory, a .jsonl, .csv, .tsv or .parquet file
-    with a text column, tfds:NAME[:SPLIT] for a TensorFlow Datasets set, or builtin:python-docs, which needs no
-    download. Several, separated by commas, are read one after the other."""
 
+    # Held-out text to evaluate on, written like the source. Unset: the end of the source is held out.
     validation_source: str | None = None
-    """Held-out text to evaluate on, written like the source. Unset: the end of the source is held out."""
 
+    # The share of the source, in characters from its end, that is held out if there is no validation source.
     validation_fraction: float = 0.1
-    """The share of the source, in characters from its end, that is held out if there is no validation source."""
 
+    # The column (or TFDS feature) that holds the text, for sources that are tables.
     text_column: str = "text"
-    """The column (or TFDS feature) that holds the text, for sources that are tables."""
 
+    # 'character' (one token a character), 'byte' (one token a byte), 'bpe' (trained on the training text), or the path
+    # of an existing tokenizer: a tokenizer.json, or a directory with one or with GPT-2's vocab.json and merges.txt.
     tokenizer: str = "bpe"
-    """'character' (one token a character), 'byte' (one token a byte), 'bpe' (trained on the training text), or the path
-    of an existing tokenizer: a tokenizer.json, or a directory with one or with GPT-2's vocab.json and merges.txt."""
 
+    # The number of tokens that 'bpe' learns, at least 257. Other tokenizers have their own.
     vocab_size: int = 1024
-    """The number of tokens that 'bpe' learns, at least 257. Other tokenizers have their own."""
 
+    # Where prepared token ids are kept for the next run. Unset: transformers_jax/corpora in $XDG_CACHE_HOME (or
+    # in ~/.cache).
     cache_dir: str | None = None
-    """Where prepared token ids are kept for the next run. Unset: transformers_jax/corpora in $XDG_CACHE_HOME, which is
-    ~/.cache if unset."""
 
     def __post_init__(self):
         if not self.source.strip():
@@ -96,7 +99,8 @@ def prepare_corpus(data: TextData, *, tokenizer: Tokenizer | None = None) -> Cor
     The held-out part is `validation_source`, or the last `validation_fraction` of the characters of `source`, cut at
     `int(characters * (1 - validation_fraction))`. Within a part, documents are separated by the tokenizer's end-of-text
     id if it has one; a single document has none. Empty documents are left out. A BPE is trained on the training part
-    alone; a character tokenizer has the characters of both parts, since it could not encode the others.
+    alone (of more than 100 million characters, on as many in evenly spaced chunks); a character tokenizer has the
+    characters of both parts, since it could not encode others.
 
     `tokenizer` replaces the one that `data` names: a run that continues passes the one it saved.
 
@@ -238,10 +242,14 @@ def _make_tokenizer(preparation: _Preparation, cache: Path) -> Tokenizer:
         with _progress("training the tokenizer", preparation.cut) as advance:
 
             def texts() -> Iterator[str]:
+                every = -(-preparation.cut // BPE_CHARACTERS)
+                number = 0
                 for document in preparation.train():
                     for chunk in split_text(document, size=CHUNK_CHARACTERS, cuts="words"):
                         advance(len(chunk))
-                        yield chunk
+                        if number % every == 0:
+                            yield chunk
+                        number += 1
 
             tokenizer = Tokenizer.train_bpe(texts(), vocab_size=data.vocab_size)
     with _whole_folder(folder) as temporary:

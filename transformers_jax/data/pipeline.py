@@ -125,7 +125,8 @@ class _Blocks:
     """Random access to blocks of ids; the last may reach over the end of them."""
 
     def __init__(self, tokens: np.ndarray, length: int, *, stride: int, count: int):
-        self.tokens, self.length, self.stride, self.count = tokens, length, stride, count
+        self.tokens = np.asarray(tokens)  # slices of a plain array cost less than those of a memory map
+        self.length, self.stride, self.count = length, stride, count
 
     def __len__(self) -> int:
         return self.count

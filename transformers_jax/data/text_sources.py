@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -56,7 +57,7 @@ def open_text(specification: str, *, text_column: str = "text") -> TextSource:
     Raises `FileNotFoundError` or `ValueError` in one line; files that turn out not to be UTF-8, or without the column,
     raise `ValueError` naming file and place while they are read.
     """
-    if Path(specification).expanduser().exists():  # a path may hold a comma
+    if os.path.exists(os.path.expanduser(specification)):  # a path may hold a comma; a list may be too long for one
         parts = [specification]
     else:
         parts = [part.strip() for part in specification.split(",") if part.strip()]
