@@ -107,7 +107,7 @@ def test_learned_positions():
     np.testing.assert_array_equal(table(jnp.array([[5, 0], [2, 2]])), rows[[[5, 0], [2, 2]]])
     with pytest.raises(ValueError, match="7 positions are needed but the table has 6"):
         table(7)
-    beyond = np.asarray(jax.jit(lambda t, p: t(p))(table, jnp.array([[5, 6, 100]])))
+    beyond = np.asarray(jax.jit(lambda t, p: t(p))(table, jnp.array([[5, 6, -1]])))
     assert np.isfinite(beyond[0, 0]).all() and np.isnan(beyond[0, 1:]).all()  # loud, not the last row again
 
 
@@ -115,7 +115,7 @@ def test_token_embedding_and_read_out():
     embedding = TokenEmbedding(7, 5, embedding_init=normal_init(1.0), rngs=nnx.Rngs(0))
     table = np.asarray(embedding.embedding[...])
     np.testing.assert_array_equal(embedding(jnp.array([[6, 0, 3]])), table[[[6, 0, 3]]])
-    assert np.isnan(np.asarray(embedding(jnp.array([[7]])))).all()
+    assert np.isnan(np.asarray(embedding(jnp.array([[7, -1, -100]])))).all()  # -1 is not the last token
     hidden = random(2, 3, 5)
     expected = hidden.astype(np.float64) @ table.astype(np.float64).T
     np.testing.assert_allclose(embedding.read_out(jnp.asarray(hidden)), expected, atol=1e-5)

@@ -6,7 +6,7 @@ from flax.typing import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from transformers_jax.nn.linear import matmul, normal_init
+from transformers_jax.nn.linear import matmul, normal_init, take_rows
 
 
 class TokenEmbedding(nnx.Module):
@@ -29,7 +29,7 @@ class TokenEmbedding(nnx.Module):
         """The vectors of `input_ids`. An id outside the vocabulary gives NaN: JAX cannot raise while running."""
         # Cast what was taken, not the table: the gradient of a frequent token is then summed in the parameter's type
         # (a bfloat16 sum of ones stops at 256).
-        vectors = jnp.take(self.embedding[...], input_ids, axis=0, mode="fill", fill_value=jnp.nan)
+        vectors = take_rows(self.embedding[...], input_ids)
         return vectors if self.dtype is None else vectors.astype(self.dtype)
 
     def read_out(self, hidden: Float[Array, "*lead dim"]) -> Float[Array, "*lead vocab"]:

@@ -6,7 +6,7 @@ from flax.typing import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from transformers_jax.nn.linear import normal_init
+from transformers_jax.nn.linear import normal_init, take_rows
 
 
 def positions_from_mask(attention_mask: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
@@ -59,5 +59,5 @@ class LearnedPositions(nnx.Module):
                 raise ValueError(f"{positions} positions are needed but the table has {table.shape[0]}")
             vectors = table[None, :positions]
         else:
-            vectors = jnp.take(table, positions, axis=0, mode="fill", fill_value=jnp.nan)
+            vectors = take_rows(table, positions)
         return vectors if self.dtype is None else vectors.astype(self.dtype)
