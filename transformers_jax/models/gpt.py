@@ -221,7 +221,8 @@ class GPT(nnx.Module):
             if positions is None:
                 ones = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
                 seen = 0 if cache is None else jnp.sum(cache.mask, axis=-1, keepdims=True, dtype=jnp.int32)
-                positions = positions_from_mask(ones) + seen
+                # A row may have used up all positions and get only padding from here on: position 0, not beyond.
+                positions = jnp.where(ones != 0, positions_from_mask(ones) + seen, 0)
             placed = self.positions(positions)
 
         mask, index = attention_mask, 0
