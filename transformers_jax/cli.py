@@ -165,7 +165,7 @@ def generate_command(arguments: list[str]) -> int:
         if tokenizer.eos_id is None:
             raise ValueError("the prompt is empty, and this tokenizer has no token to begin a text with")
         ids = [tokenizer.eos_id]
-    stop_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+    stop_ids = _stop_ids(loaded)
     new_tokens = max(1, min(200, limit - len(ids))) if command.max_new_tokens is None else command.max_new_tokens
     rows = np.asarray([ids], np.int32)
 
@@ -175,11 +175,15 @@ def generate_command(arguments: list[str]) -> int:
             rows,
             beams=command.beams,
             max_new_tokens=new_tokens,
-            length_penalty=command.length_penalty,
             num_return_sequences=command.samples,
+            length_penalty=command.length_penalty,
+            repetition_penalty=command.repetition_penalty,
+            no_repeat_ngram_size=command.no_repeat_ngram_size,
+            min_new_tokens=command.min_new_tokens,
             stop_ids=stop_ids,
         )
-        print(found)
+        for tokens, length in zip(found.tokens[0], found.lengths[0], strict=True):
+            print(prompt + tokenizer.decode([token for token in tokens[:length].tolist() if token not in stop_ids]))
         return 0
     for number in range(command.samples):
         key = jax.random.fold_in(jax.random.key(command.seed), number)
@@ -243,6 +247,13 @@ def _main(arguments: list[str]) -> int:
 def _load(checkpoint: str, which: Which, dtype: str | None = None) -> Loaded:
     enable_compilation_cache()
     return load(checkpoint, which=which, dtype=dtype)
+
+
+def _stop_ids(loaded: Loaded) -> tuple[int, ...]:
+    """The tokens that end a text, by the model's configuration and by the tokenizer."""
+    named = loaded.model.config.eos_id
+    named = named if isinstance(named, tuple) else (named,)
+    return tuple(sorted({token for token in (*named, loaded.processor.eos_id) if token is not None}))
 
 
 def _parse(command: Any, arguments: list[str], name: str, default: Any = tyro.MISSING_NONPROP) -> Any:

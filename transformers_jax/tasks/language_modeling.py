@@ -89,7 +89,11 @@ class LanguageModeling(Task):
         if self.sample_tokens == 0:
             return None
         tokenizer: Tokenizer = processor
-        prompt = tokenizer.encode(self.sample_prompt) or [0 if tokenizer.eos_id is None else tokenizer.eos_id]
+        try:
+            prompt = tokenizer.encode(self.sample_prompt)
+        except ValueError:  # the prompt has a character that the training text does not have
+            prompt = []
+        prompt = prompt or [0 if tokenizer.eos_id is None else tokenizer.eos_id]
         room = min(self.sample_tokens, model.config.max_length - len(prompt))
         output = generate(
             model,
