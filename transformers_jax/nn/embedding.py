@@ -6,7 +6,15 @@ from flax.typing import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from transformers_jax.nn.linear import matmul, normal_init, take_rows
+from transformers_jax.nn.linear import matmul, normal_init
+
+
+def take_rows(table: Float[Array, "rows dim"], index: Int[Array, "*lead"]) -> Float[Array, "*lead dim"]:
+    """The rows of `table` at `index`; NaN for an index below 0 or beyond the table.
+
+    `jnp.take` would count negative ones from the end: the label -100, read as a token, would silently be some word.
+    """
+    return table.at[index].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 class TokenEmbedding(nnx.Module):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Initializer
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 
 @cache
@@ -27,14 +27,6 @@ def matmul(
     if jax.default_backend() == "cpu" and x.ndim > 2:
         return jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, **kwargs).reshape(*x.shape[:-1], kernel.shape[-1])
     return jnp.matmul(x, kernel, **kwargs)
-
-
-def take_rows(table: Float[Array, "rows dim"], index: Int[Array, "*lead"]) -> Float[Array, "*lead dim"]:
-    """The rows of `table` at `index`; NaN for an index below 0 or beyond the table.
-
-    `jnp.take` would count negative ones from the end: the label -100, read as a token, would silently be some word.
-    """
-    return table.at[index].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 class Linear(nnx.Linear):

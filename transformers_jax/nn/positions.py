@@ -6,7 +6,8 @@ from flax.typing import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from transformers_jax.nn.linear import normal_init, take_rows
+from transformers_jax.nn.embedding import take_rows
+from transformers_jax.nn.linear import normal_init
 
 
 def positions_from_mask(attention_mask: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
