@@ -117,7 +117,9 @@ def test_a_read_model_is_like_a_built_one(tiny):
     model = from_pretrained(tiny)
     built = LanguageModel(GPT(model.config, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0))
     assert jax.tree.structure(model) == jax.tree.structure(built)
-    assert jax.tree.map(jax.typeof, model) == jax.tree.map(jax.typeof, built)
+    assert [jax.typeof(leaf) for leaf in jax.tree.leaves(model)] == [
+        jax.typeof(leaf) for leaf in jax.tree.leaves(built)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
@@ -163,7 +165,7 @@ def test_parameters_land_on_their_devices(tiny, outputs):
     by_tree = jax.tree.map(lambda leaf: leaf.sharding, sharded)
     for given in (by_path, by_tree, NamedSharding(mesh, PartitionSpec())):
         assert bits(named_leaves(from_pretrained(tiny, shardings=given))) == bits(named_leaves(plain))
-    with pytest.raises(ValueError, match=r"backbone\.positions\.embedding \(73, 24\) cannot be laid out so: "):
+    with pytest.raises(ValueError, match=r"backbone\.embedding\.embedding \(47, 24\) cannot be laid out so: "):
         from_pretrained(tiny, shardings=NamedSharding(mesh, PartitionSpec("data")))
     by_path.pop("backbone.norm.scale")
     with pytest.raises(ValueError, match=r"differ in backbone\.norm\.scale"):

@@ -298,24 +298,33 @@ def account(
     covered = {part.path for tensor, _ in table for part in tensor.parts}
     problems += [f"no rule: parameter {path} {_show(shapes[path])}" for path in parameters if path not in covered]
 
-    of_other_heads = {
-        name
-        for other in family.architectures
-        for name in (*other.copies(config), *(rule.theirs for rule in other.rules))
-    }
+    elsewhere = _names_elsewhere(family, architecture, config, shapes)
     unused = []
     for canonical, name in held.items():
         if canonical in copies:
             original = used.get(copies[canonical])
             if original is not None and not np.array_equal(files.read(name), files.read(original)):
                 problems.append(f"not a copy: {name} differs from {original}, but config.json ties them")
-        elif choose_head and (canonical in of_other_heads or (prefixed and not name.startswith(family.prefix))):
+            continue
+        known = any(re.fullmatch(pattern, canonical) for pattern in elsewhere)
+        if choose_head and (known or (prefixed and not name.startswith(family.prefix))):
             unused.append(name)
         else:
-            problems.append(f"unexpected: {name} {_show(files.shapes[name])}")
+            hint = f"; pass architecture={architecture.name!r} to leave out other heads" if known else ""
+            problems.append(f"unexpected: {name} {_show(files.shapes[name])}{hint}")
     if problems:
         raise ValueError("\n  ".join([f"{files.directory} does not fit {architecture.name}:", *sorted(problems)]))
     return Account(sources, tuple(sorted(new)), tuple(sorted(unused)))
+
+
+def _names_elsewhere(
+    family: Family, architecture: Architecture, config: Any, shapes: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+    """Patterns of the tensors that the family's table knows but this architecture does not have."""
+    names = [rule.theirs for rule, _ in rules_of(family, architecture, config) if not any(expand([rule], shapes))]
+    for other in family.architectures:
+        names += [*other.copies(config), *(rule.theirs for rule in other.rules)]
+    return [re.escape(name).replace(re.escape(LAYER), r"\d+") for name in names]
 
 
 def load(
@@ -336,10 +345,10 @@ def load(
     """
     abstract = jax.eval_shape(lambda: architecture.build(config, nnx.Rngs(0)))
     parameters = named_leaves(abstract)
+    placed = _shardings_by_path(shardings, parameters)
     plan = account(
         family, architecture, config, files, parameters, choose_head=choose_head, new_head=new_head
     )  # fmt: skip
-    placed = _shardings_by_path(shardings, parameters)
 
     values: dict[str, jax.Array] = {}
     if plan.new:
@@ -409,21 +418,31 @@ def _assemble(
 
 def _place(value: np.ndarray, sharding: Sharding | None) -> jax.Array:
     if sharding is None:
-        return jax.device_put(value)
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+        placed = jax.device_put(value)
+    else:
+        placed = jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+    return jax.block_until_ready(placed)  # else the host keeps what is still on its way to the device
 
 
 def _shardings_by_path(
     shardings: Shardings, parameters: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, Sharding | None]:
+    by_path: dict[str, Any]
     if shardings is None or isinstance(shardings, Sharding):
-        return {path: shardings for path in parameters}
-    if callable(shardings) and not isinstance(shardings, nnx.Module):
+        by_path = {path: shardings for path in parameters}
+    elif callable(shardings) and not isinstance(shardings, nnx.Module):
         choose: Any = shardings
-        return {path: choose(path, leaf) for path, leaf in parameters.items()}
-    by_path = named_leaves(shardings)
-    if different := sorted(set(parameters) ^ set(by_path)):
-        raise ValueError(f"shardings and parameters differ in {', '.join(different)}")
+        by_path = {path: choose(path, leaf) for path, leaf in parameters.items()}
+    else:
+        by_path = named_leaves(shardings)
+        if different := sorted(set(parameters) ^ set(by_path)):
+            raise ValueError(f"shardings and parameters differ in {', '.join(different)}")
+    for path, sharding in by_path.items():
+        try:
+            if sharding is not None:
+                sharding.shard_shape(parameters[path].shape)
+        except ValueError as error:  # an axis of the mesh that does not divide the parameter's
+            raise ValueError(f"{path} {_show(parameters[path].shape)} cannot be laid out so: {error}") from None
     return by_path
 
 

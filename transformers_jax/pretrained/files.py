@@ -50,7 +50,7 @@ def find_directory(source: str | os.PathLike[str], *, revision: str | None = Non
         ) from None
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES)))
-    except (OSError, ValueError) as error:  # what huggingface_hub raises: unknown name, no network, no access
+    except Exception as error:  # unknown name, no network, no access: huggingface_hub has many types for them
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FileNotFoundError(
             f"{name} is neither a directory nor to be had from the Hugging Face hub ({reason})"
