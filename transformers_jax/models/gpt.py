@@ -7,6 +7,7 @@ Few-Shot Learners" (table 2.1). Numbers equal those of Hugging Face's GPT-2.
 import dataclasses
 from collections.abc import Collection
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +80,11 @@ class GPTConfig(ModelConfig):
     """Layers laid out per scan step; the depth of a small model makes it faster on CPU, and slower to compile."""
     attention: Implementation | None = None
     """Force one way of computing attention: plain, xla or cudnn. None chooses by backend."""
+
+    RUN_FIELDS: ClassVar[tuple[str, ...]] = (
+        *("dtype", "param_dtype", "remat", "unroll", "attention"),
+        *("dropout", "attention_dropout", "embedding_dropout"),
+    )
 
     def __post_init__(self):
         self.check_positive("max_length", "dim", "depth", "heads", "unroll")

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from transformers_jax.nn.attention import KVCache
 from transformers_jax.nn.pytree import pytree_dataclass
 
 
@@ -31,12 +32,13 @@ class Cache:
         mask = jax.lax.dynamic_update_slice(self.mask, real, (0, self.index))
         return Cache(self.layers, mask, self.index + length)
 
-    def take(self, rows: Array) -> "Cache":
-        """The cache of the batch rows `rows`: for beams that continue other beams."""
-        axis = 0 if isinstance(self.layers, tuple) else 1
-        return Cache(
-            jax.tree.map(lambda x: x.take(rows, axis=axis), self.layers), self.mask.take(rows, axis=0), self.index
+    def take(self, rows: Int[Array, "rows"], *, start: int = 0) -> "Cache":
+        """The cache of the batch rows `rows`, for beams that continue other beams. With `start`, only the slots from
+        there on are exchanged, for as many rows as there are: those before must be equal."""
+        layers = jax.tree.map(
+            lambda layer: layer.take(rows, start=start), self.layers, is_leaf=lambda x: isinstance(x, KVCache)
         )
+        return Cache(layers, self.mask.take(rows, axis=0), self.index)
 
 
 @pytree_dataclass
