@@ -143,7 +143,7 @@ def test_mistakes_with_a_checkpoint_leave_it_as_it_was(capsys, workdir, tmp_path
     assert "38 positions are needed (8 in the prompt + 30 new) but this model has 32" in message
     assert "'Z'" in fails(capsys, *generate, "Z")
     assert "neither" in fails(capsys, "generate", "--checkpoint", str(tmp_path), "--prompt", "1")
-    assert "not a directory" in fails(capsys, "evaluate", "--checkpoint", str(tmp_path / "nowhere"))
+    assert "there is no directory" in fails(capsys, "evaluate", "--checkpoint", str(tmp_path / "nowhere"))
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before
 
 

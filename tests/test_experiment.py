@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+import transformers_jax
 import transformers_jax.experiment
 from transformers_jax.data import TextData
 from transformers_jax.experiment import Experiment, evaluate, from_data, load, load_config, run, to_data
@@ -297,6 +298,23 @@ def test_a_run_that_is_done_is_not_trained_again(experiment, tmp_path):
     assert again.ended == "finished" and again.sample == first.sample
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
     assert_same_parameters(again.state, first.state)
+
+
+def test_training_starts_from_another_run_and_from_a_hugging_face_checkpoint(experiment, tmp_path):
+    run(change(experiment, data=dict(tokenizer="bpe", vocab_size=280)), tmp_path / "first")
+    first = load(tmp_path / "first")
+    transformers_jax.save_pretrained(first.model, tmp_path / "hf", tokenizer=first.processor)
+    known = evaluate(first)["loss"]
+    # The sizes and the tokenizer are the checkpoint's, whatever the config says; dropout is the config's.
+    second = change(
+        experiment, training=dict(steps=1), optimizer=dict(learning_rate=0.0), model=dict(dropout=0.3, dim=8)
+    )
+    for source in ("first", "hf"):
+        result = run(change(second, initial_checkpoint=str(tmp_path / source)), tmp_path / f"second_{source}")
+        assert result.evaluation["eval/loss"] == pytest.approx(known, rel=1e-5)
+        config = load(tmp_path / f"second_{source}").model.config
+        assert (config.dim, config.dropout, config.vocab_size) == (16, 0.3, first.processor.vocab_size)
+        assert_same_parameters(result.state.model, first.model)
 
 
 def test_a_tokenizer_larger_than_the_model_is_an_error(experiment, tmp_path):

@@ -253,7 +253,8 @@ def _stop_ids(loaded: Loaded) -> tuple[int, ...]:
     """The tokens that end a text, by the model's configuration and by the tokenizer."""
     named = loaded.model.config.eos_id
     named = named if isinstance(named, tuple) else (named,)
-    return tuple(sorted({token for token in (*named, loaded.processor.eos_id) if token is not None}))
+    vocabulary = range(loaded.model.config.vocab_size)  # a configuration may name an id that a small model lacks
+    return tuple(sorted({token for token in (*named, loaded.processor.eos_id) if token in vocabulary}))
 
 
 def _parse(command: Any, arguments: list[str], name: str, default: Any = tyro.MISSING_NONPROP) -> Any:

@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,15 +16,25 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transformers_jax.data import Data, evaluation_batches, training_batches
+from transformers_jax.data import Data, Tokenizer, evaluation_batches, training_batches
 from transformers_jax.models import ModelConfig
 from transformers_jax.nn import stacked_mask
-from transformers_jax.tasks.base import Examples, Task
+from transformers_jax.pretrained import find_directory, from_pretrained
+from transformers_jax.tasks import Examples, LanguageModeling, Task
 from transformers_jax.training.checkpoint import Checkpointer
 from transformers_jax.training.logging import MetricsLogger
 from transformers_jax.training.loop import Progress, TrainingConfig, train
-from transformers_jax.training.mesh import MeshConfig, batch_sharding, check_batch, make_mesh, put_batch, shardings
+from transformers_jax.training.mesh import (
+    MeshConfig,
+    batch_sharding,
+    check_batch,
+    make_mesh,
+    put_batch,
+    sharding_of,
+    shardings,
+)
 from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from transformers_jax.training.paths import named_leaves, with_leaves
 from transformers_jax.training.state import TrainState, count_parameters
 from transformers_jax.training.step import make_train_step
 
@@ -38,6 +49,8 @@ class Experiment:
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     mesh: MeshConfig = MeshConfig()
+    initial_checkpoint: str | None = None
+    """A run or Hugging Face checkpoint to start from: its weights, tokenizer and sizes replace those of the config."""
     seed: int = 0
     """Decides initial weights, the order of the examples, and dropout."""
 
@@ -45,6 +58,7 @@ class Experiment:
 # What may differ when a run is continued: it changes how the numbers are computed, not which.
 CHANGEABLE = (
     "mesh",
+    "initial_checkpoint",
     "model.remat",
     "model.unroll",
     "model.attention",
@@ -90,8 +104,10 @@ def run(experiment: Experiment, workdir: str | Path) -> RunResult:
     mesh = make_mesh(experiment.mesh)
     check_batch(training.batch_size, training.accumulation, mesh)
 
-    examples = task.prepare(experiment.data, experiment.model)
-    config = task.configure(experiment.model, examples.processor)
+    initial = None if experiment.initial_checkpoint is None else load(experiment.initial_checkpoint, mesh=mesh)
+    config = experiment.model if initial is None else initial.model.config.with_run_fields(experiment.model)
+    examples = task.prepare(experiment.data, config, None if initial is None else initial.processor)
+    config = task.configure(config, examples.processor)
     experiment = dataclasses.replace(experiment, model=config)
     schedule = make_schedule(experiment.optimizer, training.steps)
 
@@ -101,8 +117,8 @@ def run(experiment: Experiment, workdir: str | Path) -> RunResult:
     model = jax.eval_shape(build)
     optimizer = make_optimizer(experiment.optimizer, training.steps, model, stacked=stacked_mask(model))
 
-    def create() -> TrainState:
-        return TrainState.create(build(), optimizer)
+    def create(model: Any = None) -> TrainState:
+        return TrainState.create(build() if model is None else model, optimizer)
 
     abstract = jax.eval_shape(create)
     placed = shardings(abstract, mesh)
@@ -114,13 +130,14 @@ def run(experiment: Experiment, workdir: str | Path) -> RunResult:
     restored = checkpointer.restore_latest(_abstract_with(abstract, placed))
     if restored is None:
         start, meta = 0, {}
-        state = jax.jit(create, out_shardings=placed)()
+        model = None if initial is None else _same_parameters(model, initial.model)
+        state = jax.jit(create, out_shardings=placed)(model)
     else:
         start, state, meta = restored
     _write_atomically(workdir / "experiment.json", json.dumps(description, indent=1) + "\n")
     examples.processor.save(workdir / "tokenizer")
     logger.truncate(start)
-    logger.print_summary(_summary(experiment, examples, mesh, model, start, workdir))
+    logger.print_summary(_summary(experiment, examples, mesh, state.model, start, workdir))
     for change in changes:
         logger.print(f"changed since the run began: {change}")
 
@@ -131,6 +148,7 @@ def run(experiment: Experiment, workdir: str | Path) -> RunResult:
         out_shardings=(placed, NamedSharding(mesh, PartitionSpec())),
         donate_argnums=0,
     )
+    assert examples.train is not None  # it was asked for
     host_batches = training_batches(
         examples.train,
         batch_size=training.batch_size,
@@ -216,23 +234,22 @@ def load(
     dtype: str | None = None,
     mesh: Mesh | None = None,
 ) -> Loaded:
-    """The model in `directory`, with tokenizer and task: a run's working directory, or a Hugging Face checkpoint.
+    """The model in `directory`, with tokenizer and task: a run's working directory, or a Hugging Face checkpoint, which
+    may also be a name on the hub.
 
     `which` picks a run's checkpoint by evaluation, by age or by step. `dtype` computes in another type; `mesh` loads
     onto its devices.
     """
-    directory = Path(directory)
-    if (directory / "experiment.json").exists():
-        return _load_run(directory.absolute(), which, dtype, mesh)
-    if (directory / "config.json").exists():
-        return _load_pretrained(directory, dtype, mesh)
-    what = "has neither experiment.json (a run) nor config.json (a Hugging Face checkpoint)"
-    raise FileNotFoundError(f"{directory} {what if directory.is_dir() else 'is not a directory'}")
+    if (Path(directory) / "experiment.json").exists():
+        return _load_run(Path(directory).absolute(), which, dtype, mesh)
+    if Path(directory).is_dir() and not (Path(directory) / "config.json").exists():
+        raise FileNotFoundError(
+            f"{directory} has neither experiment.json (a run) nor config.json (a Hugging Face checkpoint)"
+        )
+    return _load_pretrained(directory, dtype, mesh)
 
 
 def _load_run(directory: Path, which: Any, dtype: str | None, mesh: Mesh | None) -> Loaded:
-    from transformers_jax.data import Tokenizer
-
     experiment = from_data(_read_description(directory)["experiment"], Experiment)
     config = experiment.model if dtype is None else dataclasses.replace(experiment.model, dtype=dtype)
     model = jax.eval_shape(lambda: experiment.task.build(config, rngs=nnx.Rngs(0)))
@@ -245,13 +262,10 @@ def _load_run(directory: Path, which: Any, dtype: str | None, mesh: Mesh | None)
     return Loaded(model, Tokenizer.load(directory / "tokenizer"), experiment.task, experiment, step)
 
 
-def _load_pretrained(directory: Path, dtype: str | None, mesh: Mesh | None) -> Loaded:
-    from transformers_jax.data import Tokenizer
-    from transformers_jax.pretrained import from_pretrained
-    from transformers_jax.tasks.language_modeling import LanguageModeling
-
-    placed = None if mesh is None else (lambda model: shardings(model, mesh))
-    model = from_pretrained(directory, dtype=dtype, shardings=placed)
+def _load_pretrained(source: str | Path, dtype: str | None, mesh: Mesh | None) -> Loaded:
+    directory = find_directory(source)
+    placed = None if mesh is None else partial(sharding_of, mesh=mesh)
+    model = from_pretrained(directory, shardings=placed, changes=None if dtype is None else {"dtype": dtype})
     return Loaded(model, Tokenizer.load(directory), LanguageModeling())
 
 
@@ -275,7 +289,7 @@ def load_config(name: str) -> Experiment:
 
 def enable_compilation_cache() -> None:
     """Keep compiled programs on disk, to start faster the next time; JAX_COMPILATION_CACHE_DIR names another place."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transformers_jax" / "compiled"
         jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -353,6 +367,12 @@ def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
 
 def _abstract_with(tree: Any, placed: Any) -> Any:
     return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, placed)
+
+
+def _same_parameters(model: Any, loaded: Any) -> Any:
+    """The parameters of `loaded` in the structure and types of the abstract `model`."""
+    parameters = named_leaves(loaded)
+    return with_leaves(model, {name: parameters[name].astype(x.dtype) for name, x in named_leaves(model).items()})
 
 
 def _config_folders() -> list[Path]:

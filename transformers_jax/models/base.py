@@ -1,6 +1,7 @@
 """What the configurations of all families share."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -9,8 +10,32 @@ DTYPES = ("float32", "bfloat16", "float16")
 class ModelConfig:
     """Base of the model configurations: experiments annotate their `model` field with it.
 
-    A subclass adds its fields, `build(rngs=...)`, which makes the model without a head, and `flops_per_token(length)`.
+    A subclass adds its fields and defines `build` and `flops_per_token`.
     """
+
+    dtype: str = "float32"
+    """Type of the computation: float32 or bfloat16."""
+    param_dtype: str = "float32"
+    """Type in which parameters are stored."""
+
+    RUN_FIELDS: ClassVar[tuple[str, ...]] = ("dtype", "param_dtype")
+    """Fields that a training chooses anew when it starts from a checkpoint; the others are the checkpoint's."""
+
+    def build(self, *, rngs: Any) -> Any:
+        """The model of this configuration, without a head."""
+        raise NotImplementedError(f"{type(self).__name__} does not define build()")
+
+    def flops_per_token(self, length: int) -> float:
+        """Floating-point operations of a forward and backward pass for one token in a sequence of `length`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define flops_per_token()")
+
+    def with_run_fields(self, chosen: Any) -> Any:
+        """This configuration with the `RUN_FIELDS` of another one of its kind."""
+        if type(chosen) is not type(self):
+            raise ValueError(
+                f"the checkpoint holds a {type(self).__name__}, but the experiment has a {type(chosen).__name__}"
+            )
+        return replace(self, **{name: getattr(chosen, name) for name in self.RUN_FIELDS})
 
     def check_positive(self, *names: str) -> None:
         """ValueError unless each of these fields is at least 1."""
@@ -26,6 +51,6 @@ class ModelConfig:
 
     def check_types(self) -> None:
         """ValueError unless `dtype` and `param_dtype` are types that models compute and store in."""
-        for field in fields(self):
-            if field.name in ("dtype", "param_dtype") and getattr(self, field.name) not in DTYPES:
-                raise ValueError(f"{field.name}={getattr(self, field.name)!r} is not one of {', '.join(DTYPES)}")
+        for name in ("dtype", "param_dtype"):
+            if getattr(self, name) not in DTYPES:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(DTYPES)}")

@@ -7,7 +7,7 @@ Few-Shot Learners" (table 2.1). Numbers equal those of Hugging Face's GPT-2.
 import dataclasses
 from collections.abc import Collection
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -70,10 +70,6 @@ class GPTConfig(ModelConfig):
     """Token, or tokens, that end a text."""
     pad_id: int | None = None
     """Token that fills up short rows; the attention mask decides what is padding, not this id."""
-    dtype: str = "float32"
-    """Type of the computation: float32 or bfloat16."""
-    param_dtype: str = "float32"
-    """Type in which parameters are stored."""
     remat: str | None = None
     """Recompute layers in the backward pass to save memory: full, dots, dots_no_batch, or None."""
     unroll: int = 1
@@ -112,65 +108,69 @@ class GPTConfig(ModelConfig):
         return 6.0 * weights + 12.0 * self.depth * self.dim * length
 
     @classmethod
-    def gpt2(cls, **changes) -> "GPTConfig":
+    def _sized(cls, changes: dict[str, Any], **sizes: Any) -> "GPTConfig":
+        return cls(**(sizes | changes))
+
+    @classmethod
+    def gpt2(cls, **changes: Any) -> "GPTConfig":
         """GPT-2 small: 124 M parameters."""
         return cls(**changes)
 
     @classmethod
-    def gpt2_medium(cls, **changes) -> "GPTConfig":
+    def gpt2_medium(cls, **changes: Any) -> "GPTConfig":
         """355 M parameters."""
-        return cls(**dict(dim=1024, depth=24, heads=16) | changes)
+        return cls._sized(changes, dim=1024, depth=24, heads=16)
 
     @classmethod
-    def gpt2_large(cls, **changes) -> "GPTConfig":
+    def gpt2_large(cls, **changes: Any) -> "GPTConfig":
         """774 M parameters."""
-        return cls(**dict(dim=1280, depth=36, heads=20) | changes)
+        return cls._sized(changes, dim=1280, depth=36, heads=20)
 
     @classmethod
-    def gpt2_xl(cls, **changes) -> "GPTConfig":
+    def gpt2_xl(cls, **changes: Any) -> "GPTConfig":
         """1.56 B parameters."""
-        return cls(**dict(dim=1600, depth=48, heads=25) | changes)
+        return cls._sized(changes, dim=1600, depth=48, heads=25)
 
     @classmethod
-    def gpt3_small(cls, **changes) -> "GPTConfig":
+    def gpt3_small(cls, **changes: Any) -> "GPTConfig":
         """GPT-3 125 M: GPT-2's sizes with a context of 2048. (All layers are dense here; the paper makes every second
         one banded and does not give the width of the band.)"""
-        return cls(**dict(max_length=2048) | changes)
+        return cls._sized(changes, max_length=2048)
 
     @classmethod
-    def gpt3_medium(cls, **changes) -> "GPTConfig":
+    def gpt3_medium(cls, **changes: Any) -> "GPTConfig":
         """350 M parameters."""
-        return cls(**dict(max_length=2048, dim=1024, depth=24, heads=16) | changes)
+        return cls._sized(changes, max_length=2048, dim=1024, depth=24, heads=16)
 
     @classmethod
-    def gpt3_large(cls, **changes) -> "GPTConfig":
+    def gpt3_large(cls, **changes: Any) -> "GPTConfig":
         """760 M parameters."""
-        return cls(**dict(max_length=2048, dim=1536, depth=24, heads=16) | changes)
+        return cls._sized(changes, max_length=2048, dim=1536, depth=24, heads=16)
 
     @classmethod
-    def gpt3_xl(cls, **changes) -> "GPTConfig":
+    def gpt3_xl(cls, **changes: Any) -> "GPTConfig":
         """1.3 B parameters. The paper's 24 heads of 128 do not make its width of 2048; 16 heads do."""
-        return cls(**dict(max_length=2048, dim=2048, depth=24, heads=16) | changes)
+        return cls._sized(changes, max_length=2048, dim=2048, depth=24, heads=16)
 
     @classmethod
-    def gpt3_2_7b(cls, **changes) -> "GPTConfig":
+    def gpt3_2_7b(cls, **changes: Any) -> "GPTConfig":
         """2.7 B parameters."""
-        return cls(**dict(max_length=2048, dim=2560, depth=32, heads=32) | changes)
+        return cls._sized(changes, max_length=2048, dim=2560, depth=32, heads=32)
 
     @classmethod
-    def gpt3_6_7b(cls, **changes) -> "GPTConfig":
+    def gpt3_6_7b(cls, **changes: Any) -> "GPTConfig":
         """6.7 B parameters."""
-        return cls(**dict(max_length=2048, dim=4096, depth=32, heads=32) | changes)
+        return cls._sized(changes, max_length=2048, dim=4096, depth=32, heads=32)
 
     @classmethod
-    def gpt3_13b(cls, **changes) -> "GPTConfig":
+    def gpt3_13b(cls, **changes: Any) -> "GPTConfig":
         """13 B parameters. The paper's width of 5140 is no multiple of its 40 heads of 128; 5120 is."""
-        return cls(**dict(max_length=2048, dim=5120, depth=40, heads=40) | changes)
+        return cls._sized(changes, max_length=2048, dim=5120, depth=40, heads=40)
 
     @classmethod
-    def gpt3_175b(cls, **changes) -> "GPTConfig":
+    def gpt3_175b(cls, **changes: Any) -> "GPTConfig":
         """175 B parameters."""
-        return cls(**dict(max_length=2048, dim=12288, depth=96, heads=96) | changes)
+        return cls._sized(changes, max_length=2048, dim=12288, depth=96, heads=96)
 
 
 class GPT(nnx.Module):
@@ -180,8 +180,8 @@ class GPT(nnx.Module):
         if config.vocab_size is None:
             raise ValueError("vocab_size is None; give a number (a training run takes its tokenizer's)")
         self.config = config
-        types = dict(dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype))
-        init = dict(embedding_init=normal_init(config.init_std))
+        types: dict[str, Any] = dict(dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype))
+        init: dict[str, Any] = dict(embedding_init=normal_init(config.init_std))
         self.embedding = TokenEmbedding(config.vocab_size, config.dim, **init, **types, rngs=rngs)
         self.positions = LearnedPositions(config.max_length, config.dim, **init, **types, rngs=rngs)
         make_layer = partial(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -19,7 +20,7 @@ class LanguageModel(nnx.Module):
     are read out through the token embedding, otherwise through a layer of their own.
     """
 
-    def __init__(self, backbone: nnx.Module, *, rngs: nnx.Rngs):
+    def __init__(self, backbone: Any, *, rngs: nnx.Rngs):
         self.backbone = backbone
         config = backbone.config
         self.head = nnx.data(None)
@@ -35,7 +36,7 @@ class LanguageModel(nnx.Module):
             )
 
     @property
-    def config(self):
+    def config(self) -> Any:
         return self.backbone.config
 
     def __call__(

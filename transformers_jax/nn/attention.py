@@ -2,7 +2,7 @@
 
 import logging
 from functools import cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -100,11 +100,12 @@ def attention_weights(
     sees_first = pattern == Full() or (pattern == Causal() and isinstance(query_offset, int) and query_offset >= 0)
     blind_rows = mask is not None or bias is not None or not sees_first
     mask, bias = _combine(query, key, mask, bias, pattern, query_offset)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
     # The scale goes to the query, the smaller tensor, unless rounding the product to 16 bits would blur the scores.
-    query, scale = (query * scale, None) if query.dtype == jnp.float32 else (query, scale)
+    scale_query = query.dtype == jnp.float32
+    query = query * factor if scale_query else query
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, _repeat_heads(key, query), preferred_element_type=jnp.float32)
-    scores = scores if scale is None else scores * scale
+    scores = scores if scale_query else scores * factor
     if bias is not None:
         scores = scores + bias.astype(jnp.float32)
     if mask is not None:
@@ -264,7 +265,8 @@ class MultiHeadAttention(nnx.Module):
         if heads % kv_heads:
             raise ValueError(f"heads={heads} is not a multiple of kv_heads={kv_heads}")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self.pattern, self.dropout, self.implementation = pattern, dropout, implementation
+        self.pattern, self.dropout = pattern, dropout
+        self.implementation: Implementation | None = implementation
 
         def linear(inner: int, outer: int, init: Initializer) -> Linear:
             return Linear(
@@ -303,7 +305,7 @@ class MultiHeadAttention(nnx.Module):
         if cache is not None:
             cache = keys_values = cache.write(keys_values, cache_index)
         offset = 0 if cache is None else cache_index
-        arguments = dict(mask=mask, bias=bias, pattern=self.pattern, query_offset=offset)
+        arguments: dict[str, Any] = dict(mask=mask, bias=bias, pattern=self.pattern, query_offset=offset)
         keys, values = (jnp.swapaxes(x, 1, 2) for x in (keys_values.key, keys_values.value))
         mixed = attend(
             query,

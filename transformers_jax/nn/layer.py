@@ -1,7 +1,7 @@
 """The Transformer layer: attention and MLP, each with a residual connection and a norm."""
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import nnx
@@ -61,8 +61,8 @@ class TransformerLayer(nnx.Module):
         if norm not in ("pre", "post"):
             raise ValueError(f"norm={norm!r} is neither 'pre' nor 'post'")
         self.norm, self.dropout = norm, dropout
-        types = dict(dtype=dtype, param_dtype=param_dtype, rngs=rngs)
-        inits = dict(kernel_init=kernel_init, output_init=output_init, use_bias=use_bias)
+        types: dict[str, Any] = dict(dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        inits: dict[str, Any] = dict(kernel_init=kernel_init, output_init=output_init, use_bias=use_bias)
 
         def attention(pattern: Pattern, context_dim: int | None = None) -> MultiHeadAttention:
             return MultiHeadAttention(
@@ -112,7 +112,7 @@ class TransformerLayer(nnx.Module):
             capture_weights="attention_weights" in capture,
         )
         hidden = self._after(self.attention_norm, hidden, attended.hidden, keys[1])
-        if self.cross_attention is not None:
+        if self.cross_attention is not None and self.cross_attention_norm is not None:
             crossed = self.cross_attention(
                 self._before(self.cross_attention_norm, hidden), context=context, mask=context_mask, key=keys[2]
             )

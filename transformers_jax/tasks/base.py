@@ -2,37 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import grain
 import jax
 from flax import nnx
 
 from transformers_jax.data import Data
-from transformers_jax.models import ModelConfig
-
-
-@runtime_checkable
-class Processor(Protocol):
-    """What turns raw inputs into arrays and travels with the checkpoint: a tokenizer, later an image processor."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def save(self, directory: Any) -> None: ...
 
 
 @dataclass(frozen=True)
 class Examples:
     """Data made ready for a task: examples are dicts of NumPy arrays without a batch axis.
 
-    `fingerprint` identifies the data and its processing; `facts` are lines for the summary at the start; `extra` is
-    what the task needs to finish its metrics (bytes of the held-out text, label names).
+    `processor` turns raw inputs into arrays and travels with the checkpoint (a tokenizer): it has a `fingerprint` and
+    `save(directory)`. `fingerprint` identifies the data and its processing; `facts` are lines for the summary at the
+    start; `extra` is what the task needs to finish its metrics (bytes of the held-out text, label names).
     """
 
     train: grain.MapDataset | None
     validation: grain.MapDataset
-    processor: Processor
+    processor: Any
     fingerprint: str
     facts: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -42,18 +32,18 @@ class Examples:
 class Task:
     """Base of the tasks. A task is settings and pure functions; a subclass defines all of these."""
 
-    def prepare(self, data: Data, config: ModelConfig, processor: Any = None, *, training: bool = True) -> Examples:
+    def prepare(self, data: Data, config: Any, processor: Any = None, *, training: bool = True) -> Examples:
         """Read `data` into examples for a model of `config`; `processor` is used instead of a new one when given.
 
         Without `training` only the held-out part is needed, and `train` may be None.
         """
         raise NotImplementedError
 
-    def configure(self, config: ModelConfig, processor: Any) -> ModelConfig:
+    def configure(self, config: Any, processor: Any) -> Any:
         """`config` completed by what the data decides (size of the vocabulary, labels), or a ValueError."""
         raise NotImplementedError
 
-    def build(self, config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.Module:
+    def build(self, config: Any, *, rngs: nnx.Rngs) -> nnx.Module:
         """The model with this task's head."""
         raise NotImplementedError
 
@@ -69,7 +59,7 @@ class Task:
         """Metrics by name, "loss" among them, from the totals over all held-out data."""
         raise NotImplementedError
 
-    def items_per_example(self, config: ModelConfig) -> int:
+    def items_per_example(self, config: Any) -> int:
         """What one example counts for in rates: its tokens."""
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ from flax import nnx
 
 from transformers_jax.data import Data, TextData, Tokenizer, evaluation_blocks, prepare_corpus, token_blocks
 from transformers_jax.generation import Sampling, generate
-from transformers_jax.models import LanguageModel, ModelConfig
+from transformers_jax.models import LanguageModel
 from transformers_jax.tasks.base import Examples, Task
 
 
@@ -32,7 +32,7 @@ class LanguageModeling(Task):
     sample_temperature: float = 0.8
     """Temperature of that text."""
 
-    def prepare(self, data: Data, config: ModelConfig, processor: Any = None, *, training: bool = True) -> Examples:
+    def prepare(self, data: Data, config: Any, processor: Any = None, *, training: bool = True) -> Examples:
         if not isinstance(data, TextData):
             raise ValueError(f"language modelling reads TextData, not {type(data).__name__}")
         corpus = prepare_corpus(data, tokenizer=processor)
@@ -49,7 +49,7 @@ class LanguageModeling(Task):
             extra={"bytes": corpus.validation_bytes - corpus.validation_first_bytes},
         )
 
-    def configure(self, config: ModelConfig, processor: Any) -> ModelConfig:
+    def configure(self, config: Any, processor: Any) -> Any:
         size, limit = processor.vocab_size, config.vocab_size
         if limit is not None and size > limit:
             raise ValueError(
@@ -57,9 +57,15 @@ class LanguageModeling(Task):
                 f"raise it, or set it to None to take the tokenizer's"
             )
         self._length(config)
-        return replace(config, vocab_size=size if limit is None else limit, eos_id=processor.eos_id)
+        return replace(
+            config,
+            vocab_size=size if limit is None else limit,
+            bos_id=processor.bos_id,
+            eos_id=processor.eos_id,
+            pad_id=processor.pad_id,
+        )
 
-    def build(self, config: ModelConfig, *, rngs: nnx.Rngs) -> LanguageModel:
+    def build(self, config: Any, *, rngs: nnx.Rngs) -> LanguageModel:
         return LanguageModel(config.build(rngs=rngs), rngs=rngs)
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
@@ -81,7 +87,7 @@ class LanguageModeling(Task):
             "tokens": totals["tokens"],
         }
 
-    def items_per_example(self, config: ModelConfig) -> int:
+    def items_per_example(self, config: Any) -> int:
         return self._length(config)
 
     def sample(self, model: Any, processor: Any, *, seed: int = 0) -> str | None:
@@ -104,7 +110,7 @@ class LanguageModeling(Task):
         )
         return tokenizer.decode([*prompt, *np.asarray(output.tokens)[0, : int(output.lengths[0])].tolist()])
 
-    def _length(self, config: ModelConfig) -> int:
+    def _length(self, config: Any) -> int:
         length = config.max_length if self.length is None else self.length
         if not 1 <= length <= config.max_length:
             raise ValueError(f"task.length={length} must be between 1 and model.max_length={config.max_length}")

@@ -41,7 +41,7 @@ class MeshConfig:
     """Devices that share the heads and the MLP of one batch."""
 
 
-def make_mesh(config: MeshConfig = MeshConfig(), devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig = MeshConfig(), devices: list[Any] | None = None) -> Mesh:
     """A mesh with the axes `data`, `fsdp` and `tensor` over `devices` (default: all)."""
     devices = jax.devices() if devices is None else devices
     rest = config.fsdp * config.tensor
@@ -58,21 +58,19 @@ def make_mesh(config: MeshConfig = MeshConfig(), devices: list[jax.Device] | Non
 
 
 def shardings(tree: Any, mesh: Mesh) -> Any:
-    """A `NamedSharding` for each array of `tree` (a model, or a whole training state) by `SHARDING_RULES`.
+    """A `NamedSharding` for each array of `tree` (a model, or a whole training state) by `SHARDING_RULES`."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: sharding_of(parameter_name(path), leaf, mesh), tree)
 
-    A dimension that its axis does not divide stays whole on every device, which is logged once.
-    """
 
-    def sharding(path, leaf) -> NamedSharding:
-        name = parameter_name(path)
-        axes = next((axes for pattern, axes in SHARDING_RULES if re.search(pattern, name)), ())
-        if len(axes) > len(leaf.shape):  # optimizers keep smaller things under a parameter's name, too
-            axes = ()
-        axes = (None,) * (len(leaf.shape) - len(axes)) + axes
-        axes = [_dividing(name, mesh, size, axis) for size, axis in zip(leaf.shape, axes, strict=True)]
-        return NamedSharding(mesh, PartitionSpec(*axes))
-
-    return jax.tree_util.tree_map_with_path(sharding, tree)
+def sharding_of(name: str, leaf: Any, mesh: Mesh) -> NamedSharding:
+    """Where the array `leaf` called `name` lies. A dimension that its axis does not divide stays whole on every device,
+    which is logged once."""
+    axes = next((axes for pattern, axes in SHARDING_RULES if re.search(pattern, name)), ())
+    if len(axes) > len(leaf.shape):  # optimizers keep smaller things under a parameter's name, too
+        axes = ()
+    axes = (None,) * (len(leaf.shape) - len(axes)) + axes
+    axes = [_dividing(name, mesh, size, axis) for size, axis in zip(leaf.shape, axes, strict=True)]
+    return NamedSharding(mesh, PartitionSpec(*axes))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
