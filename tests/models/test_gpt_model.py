@@ -92,15 +92,16 @@ def through_cache(model, ids, mask, lengths, slots):
     return np.concatenate(outputs, axis=1), cache
 
 
-@pytest.mark.parametrize("loose", [False, True], ids=["stacked", "unstacked"])
-@pytest.mark.parametrize("lengths", [(5,) + (1,) * 6, (3, 2) + (1,) * 6, (1,) * LENGTH, (LENGTH,)], ids=str)
-def test_cached_chunks_equal_the_whole(model, whole, lengths, loose):
+@pytest.mark.parametrize(
+    ("loose", "slots"), [(False, LENGTH), (False, 64), (True, 64)], ids=["stacked", "longer", "unstacked"]
+)
+def test_cached_chunks_equal_the_whole(model, whole, loose, slots):
     """A prompt of 5 at once, as 3 + 2 or one by one, then token by token, with 2 places of padding in front of a row;
     a longer cache changes nothing."""
     ids, mask = draw(), np.ones((2, LENGTH), np.int32)
     ids[1], mask[1] = np.r_[[9, 9], ids[1, :-2]], np.r_[[0, 0], np.ones(LENGTH - 2)]
     served = jax.jit(unstack)(model) if loose else model
-    for slots in (LENGTH, 64):
+    for lengths in ((5,) + (1,) * 6, (3, 2) + (1,) * 6, (1,) * LENGTH):
         logits, cache = through_cache(served, ids, mask, lengths, slots)
         np.testing.assert_allclose(logits[0], whole[0], atol=1e-5)
         np.testing.assert_allclose(logits[1, 2:], whole[1, :-2], atol=1e-5)
@@ -138,19 +139,19 @@ def test_cache_rows_can_be_taken(model, whole):
     np.testing.assert_allclose(logits, whole[[1, 0, 1], 6:], atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [dict(remat="full"), dict(remat="dots", unroll=3), dict(unroll=2), dict(attention="xla")],
-    ids=str,
-)
-def test_settings_change_no_logits_and_no_gradients(model, settings):
+@jax.jit
+def gradients_and_logits(model):
     def loss(model):
         logits = model(jnp.asarray(draw())).logits
         return jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), draw(seed=1)[..., None], -1)), logits
 
-    differentiate = jax.jit(jax.grad(loss, has_aux=True))
-    gradients, logits = differentiate(build(**settings))
-    expected_gradients, expected = differentiate(model)
+    return jax.grad(loss, has_aux=True)(model)
+
+
+@pytest.mark.parametrize("settings", [dict(remat="dots", unroll=3), dict(remat="full", attention="xla")], ids=str)
+def test_settings_change_no_logits_and_no_gradients(model, settings):
+    gradients, logits = gradients_and_logits(build(**settings))
+    expected_gradients, expected = gradients_and_logits(model)
     np.testing.assert_allclose(logits, expected, atol=2e-6)
     for one, two in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-6, rtol=1e-4)
@@ -180,8 +181,7 @@ def test_logits_to_keep(model, whole):
         model(jnp.asarray(draw()), logits_to_keep=0)
 
 
-@pytest.mark.parametrize("tie", [True, False])
-@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("tie", "param_dtype"), [(True, "float32"), (False, "bfloat16")])
 def test_bfloat16(tie, param_dtype):
     """Logits are float32 whatever the type of computation, and as close as bfloat16's 8 bits allow."""
     exact = build(tie_embeddings=tie)
@@ -193,7 +193,7 @@ def test_bfloat16(tie, param_dtype):
     assert output.cache.layers.key.dtype == jnp.bfloat16
     scale = float(np.std(expected))
     assert np.abs(output.logits - expected).mean() < 0.03 * scale
-    gradients = jax.jit(jax.grad(lambda m: m(jnp.asarray(draw())).logits.mean()))(half)
+    gradients, _ = gradients_and_logits(half)
     assert {str(x.dtype) for x in jax.tree.leaves(gradients)} == {param_dtype}
     assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in jax.tree.leaves(gradients))
 
@@ -239,7 +239,7 @@ def test_initial_scale():
 def test_a_model_is_a_pytree(model, whole):
     """Equal structures for models built alike, one gradient per parameter, pmap, and a mask of what is stacked."""
     assert jax.tree.structure(model) == jax.tree.structure(build())
-    gradients = jax.jit(jax.grad(lambda m: m(jnp.asarray(draw())).logits.mean()))(model)
+    gradients, _ = gradients_and_logits(model)
     assert jax.tree.structure(gradients) == jax.tree.structure(model)
     paths = {jax.tree_util.keystr(path): x for path, x in jax.tree.leaves_with_path(stacked_mask(model))}
     assert all(stacked == ("stack.layers" in path) for path, stacked in paths.items())
