@@ -1,5 +1,6 @@
 """The example learns, says so, and its model is the set model it claims to be."""
 
+import os
 import re
 import runpy
 import subprocess
@@ -17,7 +18,8 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "own_model.py"
 def test_own_model_learns():
     """A short run: 200 of its 1,500 steps, half the batch. Guessing sorts none of 2,000 sets."""
     command = [sys.executable, EXAMPLE, "--steps", "200", "--batch-size", "64"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir)}
+    finished = subprocess.run(command, env=os.environ | cache, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr[-2000:]
     accuracy = re.search(r"sets sorted without a mistake: ([\d.]+) %", finished.stdout)
     assert accuracy and float(accuracy.group(1)) > 15, finished.stdout
@@ -38,3 +40,15 @@ def test_own_model_sees_a_set():
     order = jnp.array([3, 0, 7, 1, 6, 5, 2, 4])
     np.testing.assert_allclose(run(numbers[:, order], mask[:, order]), expected, atol=1e-5)
     np.testing.assert_allclose(run(jnp.where(mask, numbers, 11), mask), expected, atol=1e-5)
+
+
+def test_the_page_on_blocks_runs():
+    """Every snippet of docs/blocks.md, one after the other; their asserts are what the page claims."""
+    page = (EXAMPLE.parents[1] / "docs" / "blocks.md").read_text()
+    snippets = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(snippets) >= 10
+    names = {"__name__": "blocks_page"}
+    for snippet in snippets:
+        exec(compile(snippet, "docs/blocks.md", "exec"), names)
+    for name in ("attend", "Stack", "TransformerLayer", "MultiHeadAttention", "stacked_mask", "unstack"):
+        assert f"nn.{name}" in page

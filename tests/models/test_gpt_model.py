@@ -291,7 +291,11 @@ print("ok")
 
 def test_works_in_the_tree_mode_of_nnx():
     """Flax is moving to it: modules as plain trees, without its graph of shared references."""
-    environment = os.environ | {"NNX_GRAPH_MODE": "false", "NNX_GRAPH_UPDATES": "false"}
+    environment = os.environ | {
+        "NNX_GRAPH_MODE": "false",
+        "NNX_GRAPH_UPDATES": "false",
+        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+    }
     finished = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300
     )
