@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ODD, TINY, gpt_from_hugging_face
+from tiny_gpt import ODD, TINY, gpt_from_hugging_face
 
 from transformers_jax.generation import Sampling, beam_search, generate
 from transformers_jax.generation.sampling import filter_logits
@@ -94,7 +94,7 @@ def test_filters_keep_the_same_tokens(options):
     np.testing.assert_allclose(probabilities, torch.softmax(expected, dim=-1).numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("length_penalty", [-0.5, 0.0, 1.0, 2.0])
+@pytest.mark.parametrize("length_penalty", [-0.5, 1.0, 2.0])
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 def test_beam_search_with_stop_ids(models, early_stopping, length_penalty):
     theirs, ours = models
