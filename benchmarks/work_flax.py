@@ -1,0 +1,145 @@
+"""The work of the CPU benchmark, done by the Flax models of transformers 4.57 (gone since version 5): see work_ours.py.
+
+transformers 4.57.6 is installed without its `flax` extra beside jax 0.10 and flax 0.12, which then run its models.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import transformers
+
+Run = Callable[[int], None]
+NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+
+
+def versions(threads: int) -> str:
+    return f"transformers {transformers.__version__}, jax {jax.__version__}, flax {flax.__version__}"
+
+
+def gpt2(**changes: Any) -> Any:
+    # No token ends a text, so that every generation is as long as it may be; beam search wants a number, though.
+    config = transformers.GPT2Config(bos_token_id=None, eos_token_id=None, pad_token_id=0, **changes)
+    return transformers.FlaxGPT2LMHeadModel(config, seed=0)
+
+
+def training(model: Any, learning_rate: float, beta2: float) -> tuple[Any, Any]:
+    """The first (parameters, optimizer state), and the step to compile."""
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(
+            learning_rate, b2=beta2, weight_decay=0.1, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
+        ),
+    )
+
+    def step(state: Any, input_ids: jax.Array, labels: jax.Array) -> tuple[Any, jax.Array]:
+        params, optimizer_state = state
+
+        def loss(params: Any) -> jax.Array:
+            logits = model(input_ids, params=params, dropout_rng=jax.random.key(0), train=True).logits
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
+        return (optax.apply_updates(params, updates), optimizer_state), value
+
+    state = (model.params, optimizer.init(model.params))
+    return state, jax.jit(step, donate_argnums=0)
+
+
+def train(state: Any, step: Any, next_crops: Callable[[], np.ndarray]) -> Run:
+    def run(iterations: int) -> None:
+        nonlocal state
+        for _ in range(iterations):
+            crops = next_crops()
+            state, _ = step(state, crops[:, :-1], crops[:, 1:])
+        jax.block_until_ready(state)
+
+    return run
+
+
+def gpt_train() -> tuple[Run, str]:
+    model = gpt2(vocab_size=65, n_positions=64, n_embd=128, n_layer=4, n_head=4, **NO_DROPOUT)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(65, size=1_000_000, dtype=np.uint16)
+
+    def next_crops() -> np.ndarray:
+        return np.stack([tokens[i : i + 65] for i in rng.integers(len(tokens) - 64, size=12)]).astype(np.int32)
+
+    return train(*training(model, 1e-3, 0.99), next_crops), "optax, jitted and donated"
+
+
+def gpt2_crops(batch: int, length: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(50257, size=(batch, length + 1), dtype=np.int32)
+
+
+def gpt2_train(batch: int, length: int) -> tuple[Run, str]:
+    crops, model = gpt2_crops(batch, length), gpt2(**NO_DROPOUT)
+    state, step = training(model, 6e-4, 0.95)
+    model._params = jax.eval_shape(lambda: state[0])  # or the donated parameters would stay in memory
+    return train(state, step, lambda: crops), "optax, jitted and donated"
+
+
+def gpt2_compile(batch: int, length: int) -> tuple[Run, str]:
+    jax.config.update("jax_enable_compilation_cache", False)
+    crops = gpt2_crops(batch, length)
+    state, step = training(gpt2(**NO_DROPOUT), 6e-4, 0.95)
+    state = jax.eval_shape(lambda: state)
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            jax.clear_caches()
+            step.lower(state, crops[:, :-1], crops[:, 1:]).compile()
+
+    return run, ""
+
+
+def gpt2_forward(batch: int, length: int) -> tuple[Run, str]:
+    model, input_ids = gpt2(), jnp.asarray(gpt2_crops(batch, length)[:, :-1])
+    forward = jax.jit(lambda params, input_ids: model(input_ids, params=params, train=False).logits)
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            forward(model.params, input_ids).block_until_ready()
+
+    return run, ""
+
+
+def gpt2_generate(batch: int, prompt: int, new: int, beams: int = 1) -> tuple[Run, str]:
+    # A token that cannot be the most likely one ends a text: beam search needs some number there.
+    model, input_ids = gpt2(), jnp.asarray(gpt2_crops(batch, prompt)[:, :-1])
+    mask = jnp.ones_like(input_ids)
+
+    @jax.jit
+    def search(params: Any, input_ids: jax.Array, mask: jax.Array) -> jax.Array:
+        return model.generate(
+            input_ids,
+            attention_mask=mask,
+            params=params,
+            max_new_tokens=new,
+            do_sample=False,
+            num_beams=beams,
+            pad_token_id=0,
+            eos_token_id=-1,
+        ).sequences
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            assert search(model.params, input_ids, mask).block_until_ready().shape == (batch, prompt + new)
+
+    return run, "jitted"
+
+
+WORK = {
+    "gpt_train": gpt_train,
+    "gpt2_forward": gpt2_forward,
+    "gpt2_generate": gpt2_generate,
+    "gpt2_beam": gpt2_generate,
+    "gpt2_train": gpt2_train,
+    "gpt2_compile": gpt2_compile,
+}
+WARM_UP = {"gpt_train": 20, "gpt2_compile": 1}

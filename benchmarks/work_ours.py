@@ -1,0 +1,160 @@
+"""The work of the CPU benchmark, done by transformers_jax.
+
+Every entry of WORK takes the row's sizes and returns `(run, note)`: `run(n)` does the work n times and returns when it
+is done.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from transformers_jax.data import token_blocks, training_batches
+from transformers_jax.experiment import load_config
+from transformers_jax.generation import Sampling, beam_search, generate
+from transformers_jax.models import GPT, GPTConfig, LanguageModel
+from transformers_jax.nn import stacked_mask
+from transformers_jax.tasks import LanguageModeling
+from transformers_jax.training.mesh import MeshConfig, batch_sharding, make_mesh, put_batch, shardings
+from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from transformers_jax.training.state import TrainState
+from transformers_jax.training.step import make_train_step
+
+Run = Callable[[int], None]
+NO_DROPOUT = dict(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
+GPT2_OPTIMIZER = OptimizerConfig(learning_rate=6e-4, beta2=0.95, weight_decay=0.1, clip_norm=1.0)
+
+
+def versions(threads: int) -> str:
+    return f"jax {jax.__version__}, flax {flax.__version__}"
+
+
+def gpt2() -> LanguageModel:
+    return jax.jit(lambda: LanguageModel(GPT(GPTConfig.gpt2(), rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0)))()
+
+
+def training(config: GPTConfig, optimizer_config: OptimizerConfig, steps: int) -> tuple[Any, Any, NamedSharding]:
+    """The first state, the step to compile and where batches go: what `experiment.run` does, on one device."""
+    task, mesh = LanguageModeling(), make_mesh(MeshConfig(data=1))
+
+    def build() -> LanguageModel:
+        return task.build(config, rngs=nnx.Rngs(0))
+
+    model = jax.eval_shape(build)
+    optimizer = make_optimizer(optimizer_config, steps, model, stacked=stacked_mask(model))
+
+    def create() -> TrainState:
+        return TrainState.create(build(), optimizer)
+
+    placed = shardings(jax.eval_shape(create), mesh)
+    step = jax.jit(
+        make_train_step(task.loss, optimizer, schedule=make_schedule(optimizer_config, steps)),
+        out_shardings=(placed, NamedSharding(mesh, PartitionSpec())),
+        donate_argnums=0,
+    )
+    return jax.jit(create, out_shardings=placed), step, batch_sharding(mesh)
+
+
+def train(create: Any, step: Any, batches: Any) -> Run:
+    """Steps as the loop does them: metrics are read two steps later, so that the device never waits for the host."""
+    state, pending = create(), deque()
+
+    def run(iterations: int) -> None:
+        nonlocal state
+        for _ in range(iterations):
+            state, metrics = step(state, next(batches))
+            pending.append(metrics)
+            while len(pending) > 2:
+                {name: float(value) for name, value in pending.popleft().items()}
+        jax.block_until_ready(state)
+
+    return run
+
+
+def gpt_train() -> tuple[Run, str]:
+    experiment = load_config("gpt_shakespeare_char_cpu")
+    settings = experiment.training
+    config = dataclasses.replace(experiment.model, vocab_size=65)
+    create, step, rows = training(config, experiment.optimizer, settings.steps)
+    tokens = np.random.default_rng(0).integers(65, size=1_000_000, dtype=np.uint16)
+    batches = training_batches(
+        token_blocks(tokens, config.max_length, sampling=experiment.task.sampling),
+        batch_size=settings.batch_size,
+        seed=0,
+        num_threads=settings.data_workers,
+        prefetch=settings.prefetch,
+    )
+    return train(create, step, (put_batch(batch, rows) for batch in batches)), "training_batches"
+
+
+def gpt2_batch(batch: int, length: int) -> dict[str, np.ndarray]:
+    crops = np.random.default_rng(0).integers(50257, size=(batch, length + 1), dtype=np.int32)
+    return {"input_ids": crops[:, :-1], "labels": crops[:, 1:]}
+
+
+def gpt2_train(batch: int, length: int) -> tuple[Run, str]:
+    create, step, rows = training(GPTConfig.gpt2(**NO_DROPOUT), GPT2_OPTIMIZER, 1000)
+    examples = gpt2_batch(batch, length)
+    return train(create, step, iter(lambda: put_batch(examples, rows), None)), ""
+
+
+def gpt2_compile(batch: int, length: int) -> tuple[Run, str]:
+    jax.config.update("jax_enable_compilation_cache", False)
+    create, step, _ = training(GPTConfig.gpt2(**NO_DROPOUT), GPT2_OPTIMIZER, 1000)
+    state, examples = jax.eval_shape(create), gpt2_batch(batch, length)
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            jax.clear_caches()
+            step.lower(state, examples).compile()
+
+    return run, "stacked layers, scanned"
+
+
+def gpt2_forward(batch: int, length: int) -> tuple[Run, str]:
+    model = gpt2()
+    forward = jax.jit(lambda model, input_ids: model(input_ids).logits)
+    input_ids = jax.numpy.asarray(gpt2_batch(batch, length)["input_ids"])
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            forward(model, input_ids).block_until_ready()
+
+    return run, ""
+
+
+def gpt2_generate(batch: int, prompt: int, new: int) -> tuple[Run, str]:
+    return decode(partial(generate, max_new_tokens=new, sampling=Sampling(temperature=0.0)), batch, prompt)
+
+
+def gpt2_beam(batch: int, prompt: int, new: int, beams: int) -> tuple[Run, str]:
+    return decode(partial(beam_search, max_new_tokens=new, beams=beams), batch, prompt)
+
+
+def decode(search: Callable[..., Any], batch: int, prompt: int, model: Any = None) -> tuple[Run, str]:
+    model = gpt2() if model is None else model
+    input_ids = gpt2_batch(batch, prompt)["input_ids"] % model.config.vocab_size
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            jax.block_until_ready(search(model, input_ids))
+
+    return run, ""
+
+
+WORK = {
+    "gpt_train": gpt_train,
+    "gpt2_forward": gpt2_forward,
+    "gpt2_generate": gpt2_generate,
+    "gpt2_beam": gpt2_beam,
+    "gpt2_train": gpt2_train,
+    "gpt2_compile": gpt2_compile,
+}
+WARM_UP = {"gpt_train": 20, "gpt2_compile": 1}

@@ -1,0 +1,113 @@
+"""The work of the CPU benchmark, done by PyTorch (and transformers 5): see work_ours.py."""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch_gpt
+import transformers
+from torch import Tensor
+
+Run = Callable[[int], None]
+
+
+def versions(threads: int) -> str:
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    return f"torch {torch.__version__}, transformers {transformers.__version__}, {threads} threads"
+
+
+def fastest_optimizer(make: Callable[[str], Run]) -> str:
+    """Whichever of PyTorch's two AdamW is faster here."""
+    seconds = {}
+    for kind in ("fused", "foreach"):
+        run = make(kind)
+        run(5)
+        begin = time.perf_counter()
+        run(10)
+        seconds[kind] = time.perf_counter() - begin
+    return min(seconds, key=seconds.__getitem__)
+
+
+def gpt_train(compiled: bool = False) -> tuple[Run, str]:
+    sizes = torch_gpt.Sizes()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(65, (1_000_000,), generator=generator).to(torch.uint16)
+
+    def make(kind: str, compiled: bool = False) -> Run:
+        model = torch_gpt.GPT(sizes)
+        optimizer = torch_gpt.make_optimizer(model, **{kind: True})
+        called = torch.compile(model) if compiled else model
+
+        def run(iterations: int) -> None:
+            for _ in range(iterations):
+                inputs, labels = torch_gpt.random_crops(tokens, 12, sizes.length, generator)
+                torch_gpt.train_step(called, optimizer, inputs, labels).item()
+
+        return run
+
+    kind = fastest_optimizer(make)
+    return make(kind, compiled), ("torch.compile, " if compiled else "") + f"{kind} AdamW"
+
+
+def gpt2(**changes: float) -> torch.nn.Module:
+    # No token ends a text, so that every generation is as long as it may be.
+    config = transformers.GPT2Config(bos_token_id=None, eos_token_id=None, pad_token_id=0, **changes)
+    config._attn_implementation = "sdpa"
+    return transformers.GPT2LMHeadModel(config)
+
+
+def gpt2_batch(batch: int, length: int) -> Tensor:
+    return torch.randint(50257, (batch, length), generator=torch.Generator().manual_seed(0))
+
+
+def gpt2_train(batch: int, length: int) -> tuple[Run, str]:
+    crops = gpt2_batch(batch, length + 1)
+    model = gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).train()
+    optimizer = torch_gpt.make_optimizer(model, learning_rate=6e-4, fused=True)
+
+    def logits(input_ids: Tensor) -> Tensor:
+        return model(input_ids, use_cache=False).logits
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            torch_gpt.train_step(logits, optimizer, crops[:, :-1], crops[:, 1:]).item()
+
+    return run, "fused AdamW"
+
+
+def gpt2_forward(batch: int, length: int) -> tuple[Run, str]:
+    model, input_ids = gpt2().eval(), gpt2_batch(batch, length)
+
+    @torch.no_grad()
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            model(input_ids, use_cache=False)
+
+    return run, "sdpa"
+
+
+def gpt2_generate(batch: int, prompt: int, new: int, beams: int = 1) -> tuple[Run, str]:
+    model, input_ids = gpt2().eval(), gpt2_batch(batch, prompt)
+    mask = torch.ones_like(input_ids)
+
+    @torch.no_grad()
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            output = model.generate(
+                input_ids, attention_mask=mask, max_new_tokens=new, do_sample=False, num_beams=beams
+            )
+            assert output.shape == (batch, prompt + new)
+
+    return run, "sdpa"
+
+
+WORK = {
+    "gpt_train": gpt_train,
+    "gpt_train_compiled": lambda: gpt_train(compiled=True),
+    "gpt2_forward": gpt2_forward,
+    "gpt2_generate": gpt2_generate,
+    "gpt2_beam": gpt2_generate,
+    "gpt2_train": gpt2_train,
+}
+WARM_UP = {"gpt_train": 20, "gpt_train_compiled": 20}
