@@ -164,7 +164,8 @@ def test_onnx(name):
     expected = split_heads(outputs["Y"], attributes.get("q_num_heads"))
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
     arguments |= dict(pattern=pattern, query_offset=offset, scale=attributes.get("scale"))
-    for implementation in IMPLEMENTATIONS if value.shape[-1] == query.shape[-1] else ("plain",):
+    also_xla = value.shape[-1] == query.shape[-1] and query.dtype != jnp.float16  # what 'xla' refuses, on the CPU
+    for implementation in IMPLEMENTATIONS if also_xla else ("plain",):
         output = attend_jitted(query, key, value, **arguments, implementation=implementation)
         difference = np.abs(np.asarray(output, np.float64) - expected.astype(np.float64)).max()
         assert difference < tolerance, implementation

@@ -56,6 +56,8 @@ def attend(
         raise ValueError(f"implementation='cudnn' cannot serve this call: {refusal}")
     elif implementation == "xla" and dropped:
         raise ValueError("implementation='xla' has no dropout; use 'plain'")
+    elif implementation == "xla" and query.dtype == jnp.float16 and jax.default_backend() == "cpu":
+        raise ValueError("implementation='xla' has no float16 on the CPU; use 'plain'")  # fails while compiling
     elif implementation == "xla" and value.shape[-1] != query.shape[-1]:
         raise ValueError(
             f"implementation='xla' needs values as wide as queries, not {value.shape[-1]} and {query.shape[-1]}; "
