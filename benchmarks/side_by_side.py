@@ -98,9 +98,10 @@ class Worker:
             return json.loads(line)
         self.process.wait()
         self.log.seek(0)
-        lines = self.log.read().strip().splitlines() or [f"ended with code {self.process.returncode}"]
+        lines = self.log.read().strip().splitlines()
+        errors = [line for line in lines if "Error" in line and not line.startswith(" ")] or lines
         self.close()
-        raise RuntimeError(lines[-1])
+        raise RuntimeError(errors[-1] if errors else f"the process ended with code {self.process.returncode}")
 
 
 def measure(
@@ -125,7 +126,12 @@ def measure(
         for _ in range(rounds):
             for name, worker in list(workers.items()):
                 time.sleep(pause)  # threads that spin after their last work fall asleep
-                answer = worker.run(results[name].iterations)
+                try:
+                    answer = worker.run(results[name].iterations)
+                except RuntimeError as error:
+                    results[name].missing, results[name].seconds = str(error), []
+                    del workers[name]
+                    continue
                 results[name].seconds.append(answer["seconds"])
                 results[name].peak = answer["peak"]
     finally:

@@ -22,7 +22,6 @@ def versions(threads: int) -> str:
 
 
 def gpt2(**changes: Any) -> Any:
-    # No token ends a text, so that every generation is as long as it may be; beam search wants a number, though.
     config = transformers.GPT2Config(bos_token_id=None, eos_token_id=None, pad_token_id=0, **changes)
     return transformers.FlaxGPT2LMHeadModel(config, seed=0)
 
@@ -110,7 +109,6 @@ def gpt2_forward(batch: int, length: int) -> tuple[Run, str]:
 
 
 def gpt2_generate(batch: int, prompt: int, new: int, beams: int = 1) -> tuple[Run, str]:
-    # A token that cannot be the most likely one ends a text: beam search needs some number there.
     model, input_ids = gpt2(), jnp.asarray(gpt2_crops(batch, prompt)[:, :-1])
     mask = jnp.ones_like(input_ids)
 
@@ -124,7 +122,7 @@ def gpt2_generate(batch: int, prompt: int, new: int, beams: int = 1) -> tuple[Ru
             do_sample=False,
             num_beams=beams,
             pad_token_id=0,
-            eos_token_id=-1,
+            eos_token_id=model.config.vocab_size,  # it wants a number; no token has this one
         ).sequences
 
     def run(iterations: int) -> None:
