@@ -223,6 +223,8 @@ def _shown(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "rate", f"{format_count(value)} {name.removesuffix('_per_second')}/s"
         elif name == "learning_rate":
             yield name, f"lr {value:.2e}"
+        elif name == "data_wait":
+            yield name, f"waiting for data {value:.1%}"
         elif name == "loss" or name.startswith("eval/"):
             yield name, f"{name} {value:.4f}" if abs(value) < 1000 else f"{name} {value:.3e}"
 
