@@ -35,19 +35,21 @@ ROWS = (
     Row(
         "gpt2_generate",
         "GPT-2 124M, 1 x (32 + 64) tokens, greedy, cached",
-        {"torch": 1.4, "hf_flax": 6.0},
+        {"torch": 1.4, "hf_flax": 6.0, "hf_flax_jitted": None},
         dict(batch=1, prompt=32, new=64),
+        work={"hf_flax_jitted": "gpt2_generate_jitted"},
     ),
     Row(
         "gpt2_beam",
         "GPT-2 124M, beam search of 4, 8 x (32 + 32) tokens",
-        {"torch": 1.2, "hf_flax": 3.0},
+        {"torch": 1.2, "hf_flax": 3.0, "hf_flax_jitted": None},
         dict(batch=8, prompt=32, new=32, beams=4),
+        work={"hf_flax_jitted": "gpt2_beam_jitted"},
     ),
     Row(
         "gpt2_train",
         "GPT-2 124M training step, 4 x 128, AdamW, clipped: for its memory (at most HF Flax's)",
-        {"torch": 1.0, "hf_flax": 1.0},
+        {"torch": None, "hf_flax": None},
         GPT2_TRAIN,
         memory=True,
     ),
@@ -80,6 +82,7 @@ def main() -> None:
         "torch": Contender("work_torch", options.torch_python),
         "torch_compile": Contender("work_torch", options.torch_python),
         "hf_flax": Contender("work_flax", options.flax_python),
+        "hf_flax_jitted": Contender("work_flax", options.flax_python),
     }
     about = machine()
     print(f"{about['cpu']}, {about['cores']} cores, {about['system']}, load average {about['load']:.2f}")

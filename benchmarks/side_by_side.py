@@ -26,14 +26,14 @@ class Contender:
 
 @dataclass(frozen=True)
 class Row:
-    """One piece of work. `bars`: peer -> the ratio (its median time / ours) to reach; `size` goes to every contender.
+    """One piece of work. `bars`: peer -> the ratio (its median time / ours) to reach, None where it is only reported.
 
-    `work` names the entry of each contender's WORK where it is not the row's name.
+    `size` goes to every contender; `work` names the entry of a contender's WORK where it is not the row's name.
     """
 
     name: str
     about: str
-    bars: Mapping[str, float]
+    bars: Mapping[str, float | None]
     size: Mapping[str, Any] = field(default_factory=dict)
     work: Mapping[str, str] = field(default_factory=dict)
     memory: bool = False
@@ -107,7 +107,7 @@ class Worker:
 def measure(
     row: Row, contenders: Mapping[str, Contender], *, rounds: int, seconds: float, pause: float, threads: int
 ) -> dict[str, Result]:
-    """Measure `row` for "ours" and every peer it has a bar for. A round of each lasts about `seconds`."""
+    """Measure `row` for "ours" and every peer that its bars name. A round of each lasts about `seconds`."""
     results: dict[str, Result] = {name: Result() for name in ("ours", *row.bars)}
     workers: dict[str, Worker] = {}
     try:
@@ -173,9 +173,10 @@ def report(row: Row, results: Mapping[str, Result]) -> dict[str, Any]:
             line = f"  {name:14} {result.median * 1e3:10.2f} ms +- {result.spread:5.1%}"
             if name != "ours" and ours.seconds:
                 entry["ratio"] = ratio = result.median / ours.median
-                entry["reached"] = ratio >= row.bars[name]
-                verdict = "reached" if entry["reached"] else "NOT reached"
-                line += f"   ratio {ratio:5.2f}   bar {row.bars[name]:4.2f} {verdict}"
+                line += f"   ratio {ratio:5.2f}"
+                if (bar := row.bars[name]) is not None:
+                    entry["reached"] = ratio >= bar
+                    line += f"   bar {bar:4.2f} {'reached' if ratio >= bar else 'NOT reached'}"
             print(f"{line}   ({', '.join(filter(None, (result.versions, result.note)))})")
         data["contenders"][name] = entry
     return data
