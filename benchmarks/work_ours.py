@@ -24,12 +24,16 @@ from transformers_jax.nn import stacked_mask
 from transformers_jax.tasks import LanguageModeling
 from transformers_jax.training.mesh import MeshConfig, batch_sharding, make_mesh, put_batch, shardings
 from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from transformers_jax.training.process import prepare_process
 from transformers_jax.training.state import TrainState
 from transformers_jax.training.step import make_train_step
 
 Run = Callable[[int], None]
 NO_DROPOUT = dict(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
 GPT2_OPTIMIZER = OptimizerConfig(learning_rate=6e-4, beta2=0.95, weight_decay=0.1, clip_norm=1.0)
+
+
+prepare_process()  # as the commands do
 
 
 def versions(threads: int) -> str:

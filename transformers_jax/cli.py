@@ -18,13 +18,13 @@ from transformers_jax.data import TextData
 from transformers_jax.experiment import (
     Experiment,
     Loaded,
-    enable_compilation_cache,
     evaluate,
     load,
     load_config,
     run,
 )
 from transformers_jax.training.loop import TrainingDivergedError
+from transformers_jax.training.process import prepare_process
 
 Which = Literal["best", "latest"]
 
@@ -124,7 +124,6 @@ def train_command(arguments: list[str]) -> int:
             raise ValueError("train needs --config FILE; configs/ has some, and `train --help` shows the options")
     default = Train(config=name, experiment=load_config(name))
     command = _parse(Train, arguments, "train", default)
-    enable_compilation_cache()
     result = run(command.experiment, command.workdir or Path("runs") / Path(name).stem)
     if result.sample:
         print(result.sample)
@@ -234,6 +233,7 @@ def _main(arguments: list[str]) -> int:
     try:
         if name not in COMMANDS:
             raise ValueError(f"unknown command {name!r}; there are {', '.join(COMMANDS)}")
+        prepare_process()
         return COMMANDS[name][0](rest)
     except (*MISTAKES, ImportError, TrainingDivergedError) as error:
         if "--debug" in rest:
@@ -245,7 +245,6 @@ def _main(arguments: list[str]) -> int:
 
 
 def _load(checkpoint: str, which: Which, dtype: str | None = None) -> Loaded:
-    enable_compilation_cache()
     return load(checkpoint, which=which, dtype=dtype)
 
 

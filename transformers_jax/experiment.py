@@ -287,14 +287,6 @@ def load_config(name: str) -> Experiment:
     return experiment
 
 
-def enable_compilation_cache() -> None:
-    """Keep compiled programs on disk, to start faster the next time; JAX_COMPILATION_CACHE_DIR names another place."""
-    if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transformers_jax" / "compiled"
-        jax.config.update("jax_compilation_cache_dir", str(cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-
-
 def to_data(value: Any) -> Any:
     """Nested dataclasses as plain data; each says its class, so that `from_data` can build it again."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,0 +1,34 @@
+"""What a process should set before JAX computes its first number: the commands do, programs of your own may."""
+
+import ctypes
+import os
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import jax
+
+
+def prepare_process() -> None:
+    """Keep compiled programs on disk, and on a machine without accelerators keep freed memory in the process.
+
+    Compiled programs go to JAX_COMPILATION_CACHE_DIR, or to transformers_jax/compiled in the user's cache folder.
+    """
+    if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transformers_jax" / "compiled"
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if sys.platform == "linux" and not entry_points(group="jax_plugins"):
+        _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """XLA's CPU backend allocates its temporary buffers for every call. By default glibc takes buffers above 32 MB from
+    the kernel and gives them back each time, and the kernel clears every page: about a quarter of a small model's
+    training step. Before the backend starts its threads, one arena for all of them can be asked for, too."""
+    m_trim_threshold, m_mmap_threshold, m_arena_max = -1, -3, -8  # of glibc's malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if mallopt is not None and not any(name.startswith("MALLOC_") for name in os.environ):
+        mallopt(m_arena_max, 1)
+        mallopt(m_mmap_threshold, 1 << 30)
+        mallopt(m_trim_threshold, (1 << 31) - 1)
