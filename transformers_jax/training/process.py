@@ -30,5 +30,5 @@ def _keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt is not None and not any(name.startswith("MALLOC_") for name in os.environ):
         mallopt(m_arena_max, 1)
-        mallopt(m_mmap_threshold, 1 << 30)
-        mallopt(m_trim_threshold, (1 << 31) - 1)
+        mallopt(m_mmap_threshold, 1 << 28)
+        mallopt(m_trim_threshold, 1 << 29)
