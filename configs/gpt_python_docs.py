@@ -26,5 +26,5 @@ def experiment() -> Experiment:
         optimizer=OptimizerConfig(
             learning_rate=2e-3, warmup_steps=50, final_fraction=0.1, beta2=0.99, weight_decay=0.1
         ),
-        training=TrainingConfig(steps=1000, batch_size=16, log_every=10, eval_every=100, checkpoint_every=200),
+        training=TrainingConfig(steps=400, batch_size=16, log_every=10, eval_every=50, checkpoint_every=100),
     )

@@ -20,11 +20,12 @@ def experiment() -> Experiment:
             dropout=0.0,
             attention_dropout=0.0,
             embedding_dropout=0.0,
+            init_std=0.05,
             unroll=4,
         ),
         data=TextData(source="tfds:tiny_shakespeare:train+validation+test", tokenizer="character"),
         optimizer=OptimizerConfig(
-            learning_rate=1e-3, warmup_steps=100, final_fraction=0.1, beta2=0.99, weight_decay=0.1, clip_norm=1.0
+            learning_rate=3e-3, warmup_steps=100, final_fraction=0.1, beta2=0.99, weight_decay=0.1, clip_norm=1.0
         ),
         training=TrainingConfig(steps=2000, batch_size=12, log_every=20, eval_every=500, checkpoint_every=500),
     )

@@ -122,7 +122,7 @@ def train(
 
     with _stop_signals() as stop_requested:
         for number in range(start_step + 1, config.steps + 1):
-            with clock.waiting():
+            with clock.waiting(lambda: not pending or pending[-1][1]["loss"].is_ready()):
                 batch = next(batches)
             state, metrics = step(state, batch)
             pending.append((number, metrics))
@@ -163,7 +163,7 @@ def train(
 
 
 class _Clock:
-    """Time per step without evaluations and saves, and the share of it spent waiting for data."""
+    """Time per step without evaluations and saves, and the share of it in which the device waited for data."""
 
     def __init__(self, items_per_step: int | None):
         self.items_per_step = items_per_step
@@ -174,10 +174,12 @@ class _Clock:
         self.steps += 1
 
     @contextlib.contextmanager
-    def waiting(self):
+    def waiting(self, is_idle: Callable[[], bool]):
+        """Counts if the device has run out of steps by the end: while it is busy, nobody waits for the batch."""
         begin = time.perf_counter()
         yield
-        self.waited += time.perf_counter() - begin
+        if is_idle():
+            self.waited += time.perf_counter() - begin
 
     @contextlib.contextmanager
     def paused(self):
