@@ -112,12 +112,15 @@ def train(
                 )
             logger.update(number)
             if number % config.log_every == 0 or number == config.steps:
-                logger.log(number, values | clock.lap())
+                rates = clock.lap()
+                with clock.paused():
+                    logger.log(number, values | rates)
 
     def save(number: int, metrics: Mapping[str, float] | None = None) -> None:
         nonlocal saved
         settle()
-        checkpointer.save(number, state, dict(meta or {}) | {"progress": asdict(progress)}, metrics)
+        with clock.paused():
+            checkpointer.save(number, state, dict(meta or {}) | {"progress": asdict(progress)}, metrics)
         saved = number
 
     with _stop_signals() as stop_requested:
@@ -149,8 +152,7 @@ def train(
             due = config.checkpoint_every and number % config.checkpoint_every == 0
             improved = fresh is not None and progress.evaluations_without_gain == 0
             if stop or due or improved:
-                with clock.paused():
-                    save(number, fresh)
+                save(number, fresh)
             if stop:
                 break
         settle()
