@@ -334,7 +334,7 @@ def test_fields_without_effect_are_accepted(altered):
 def test_changes_to_the_configuration(tiny):
     config = from_pretrained(tiny, changes={"dropout": 0.0, "remat": "full"}).config
     assert (config.dropout, config.remat) == (0.0, "full")
-    with pytest.raises(ValueError, match="GPTConfig has no dropuot; there are vocab_size, "):
+    with pytest.raises(ValueError, match="GPTConfig has no dropuot; there are dtype, "):
         from_pretrained(tiny, changes={"dropuot": 0.0})
     with pytest.raises(ValueError, match=r"dtype='int8' is not one of float32"):
         from_pretrained(tiny, dtype="int8")

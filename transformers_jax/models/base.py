@@ -1,6 +1,6 @@
 """What the configurations of all families share."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -13,9 +13,9 @@ class ModelConfig:
     A subclass adds its fields and defines `build` and `flops_per_token`.
     """
 
-    dtype: str = "float32"
+    dtype: str = field(default="float32", kw_only=True)
     """Type of the computation: float32 or bfloat16."""
-    param_dtype: str = "float32"
+    param_dtype: str = field(default="float32", kw_only=True)
     """Type in which parameters are stored."""
 
     RUN_FIELDS: ClassVar[tuple[str, ...]] = ("dtype", "param_dtype")
