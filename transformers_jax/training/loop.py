@@ -125,7 +125,7 @@ def train(
 
     with _stop_signals() as stop_requested:
         for number in range(start_step + 1, config.steps + 1):
-            with clock.waiting(lambda: not pending or pending[-1][1]["loss"].is_ready()):
+            with clock.waiting(lambda: not pending or _is_ready(pending[-1][1]["loss"])):
                 batch = next(batches)
             state, metrics = step(state, batch)
             pending.append((number, metrics))
@@ -162,6 +162,10 @@ def train(
     elif ended == "interrupted":
         logger.print(f"interrupted; step {number} is saved and the same command continues from it")
     return LoopResult(state, ended, evaluation)
+
+
+def _is_ready(value: Any) -> bool:
+    return value.is_ready()
 
 
 class _Clock:
