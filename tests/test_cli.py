@@ -112,7 +112,16 @@ def test_mistakes_in_the_command_line(capsys, tmp_path):
     assert "needs --config" in fails(capsys, "train")
     assert "no config 'gpt_5'; give a path, or one of" in fails(capsys, "train", "--config", "gpt_5")
     config = ["train", "--config", "gpt_python_docs", "--workdir", str(tmp_path / "run")]
-    assert "--training.stpes" in fails(capsys, *config, "--training.stpes", "5")
+    message = fails(capsys, *config, "--training.stpes", "5")
+    assert message.startswith("error: Unrecognized options: --training.stpes") and "---" not in message
+    (tmp_path / "wrong.py").write_text("def experiment():\n    return GPTConfig(dims=3)\n")
+    assert "wrong.py: NameError" in fails(capsys, "train", "--config", str(tmp_path / "wrong.py"))
+    (tmp_path / "wrong.txt").write_text("text")
+    assert "is not a Python file" in fails(capsys, "train", "--config", str(tmp_path / "wrong.txt"))
+    assert "seed=-1" in fails(capsys, *config, "--seed", "-1")
+    (tmp_path / "file").write_text("")
+    arguments = ["train", "--config", "gpt_python_docs", "--workdir", str(tmp_path / "file"), *SMALL]
+    assert "is a file" in fails(capsys, *arguments)
     assert "--training.steps" in fails(capsys, *config, "--training.steps", "many")
     assert "dim=190 is not a multiple of heads=6" in fails(capsys, *config, "--model.dim", "190")
     assert "steps=0 must be at least 1" in fails(capsys, *config, "--training.steps", "0")
@@ -142,6 +151,9 @@ def test_mistakes_with_a_checkpoint_leave_it_as_it_was(capsys, workdir, tmp_path
     message = fails(capsys, *generate, "1 plus 2", "--max-new-tokens", "30")
     assert "38 positions are needed (8 in the prompt + 30 new) but this model has 32" in message
     assert "'Z'" in fails(capsys, *generate, "Z")
+    assert "not valid UTF-8" in fails(capsys, *generate, "1\udcff")
+    output = ["--output", str(workdir)]
+    assert "working directory of a run" in fails(capsys, "convert", "--checkpoint", str(workdir), *output)
     assert "neither" in fails(capsys, "generate", "--checkpoint", str(tmp_path), "--prompt", "1")
     assert "there is no directory" in fails(capsys, "evaluate", "--checkpoint", str(tmp_path / "nowhere"))
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before

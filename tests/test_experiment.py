@@ -17,13 +17,14 @@ import pytest
 import transformers_jax
 import transformers_jax.experiment
 from transformers_jax.data import TextData
-from transformers_jax.experiment import Experiment, evaluate, from_data, load, load_config, run, to_data
+from transformers_jax.experiment import Experiment, evaluate, load, load_config, run
 from transformers_jax.models import GPTConfig
 from transformers_jax.tasks import LanguageModeling
 from transformers_jax.training.logging import MetricsLogger
 from transformers_jax.training.loop import TrainingConfig, TrainingDivergedError
 from transformers_jax.training.mesh import MeshConfig
 from transformers_jax.training.optimizer import OptimizerConfig
+from transformers_jax.training.settings import from_data, to_data
 
 ROOT = Path(__file__).parents[1]
 TEXT = "".join(f"{i} times {i + 1} is {i * (i + 1)}.\n" for i in range(400))
@@ -122,7 +123,8 @@ def test_stopping_and_continuing_equals_never_stopping(experiment, tmp_path, mon
 
 CHILD = """
 import json, sys, jax
-from transformers_jax.experiment import Experiment, from_data, run
+from transformers_jax.experiment import Experiment, run
+from transformers_jax.training.settings import from_data
 jax.config.update("jax_compilation_cache_dir", sys.argv[3])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 run(from_data(json.loads(sys.argv[1]), Experiment), sys.argv[2])
@@ -194,17 +196,55 @@ def test_another_model_data_optimizer_or_seed_is_refused_with_the_difference(exp
     (tmp_path / "other.txt").write_text(TEXT + "More.\n")
     others = {
         r"model.depth 2 -> 3": change(first, model=dict(depth=3)),
+        r"model.attention_dropout 0.1 -> 0.5": change(first, model=dict(attention_dropout=0.5)),
         r"seed 0 -> 1": change(first, seed=1),
         r"optimizer.learning_rate 0.01 -> 0.02": change(first, optimizer=dict(learning_rate=0.02)),
         r"training.batch_size 8 -> 4": change(first, training=dict(batch_size=4)),
-        r"data \w+ -> \w+": change(first, data=dict(source=str(tmp_path / "other.txt"))),
-        r"processor \w+ -> \w+": change(first, data=dict(tokenizer="byte")),
+        r"the text, its tokens or its held-out part": change(first, data=dict(source=str(tmp_path / "other.txt"))),
+        r"the tokenizer is not the one": change(first, data=dict(tokenizer="byte")),
     }
     for message, other in others.items():
         with pytest.raises(ValueError, match=message):
             run(other, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
     assert load(tmp_path / "run").step == 2
+
+
+def test_a_run_without_its_description_is_still_compared(experiment, tmp_path):
+    first = change(experiment, training=dict(steps=2))
+    run(first, tmp_path / "run")
+    (tmp_path / "run" / "experiment.json").unlink()
+    with pytest.raises(ValueError, match="seed 0 -> 1"):
+        run(change(first, seed=1), tmp_path / "run")
+
+
+def test_checkpoints_of_which_none_can_be_used_are_not_deleted(experiment, tmp_path):
+    first = change(experiment, training=dict(steps=2))
+    run(first, tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for manifest in checkpoints.glob("*/manifest.json"):
+        manifest.unlink()
+    before = sorted(checkpoints.rglob("*"))
+    with pytest.raises(ValueError, match="holds 2, but nothing that can be used"):
+        run(first, tmp_path / "run")
+    assert sorted(checkpoints.rglob("*")) == before and losses(tmp_path / "run")
+
+
+def test_two_runs_do_not_share_a_working_directory(experiment, tmp_path):
+    long = change(experiment, training=dict(steps=100_000, checkpoint_every=0, eval_every=0))
+    process = start(long, tmp_path / "run", tmp_path)
+    wait_for(tmp_path / "run", 2, process)
+    with pytest.raises(ValueError, match="another process is training in"):
+        run(long, tmp_path / "run")
+    process.kill()
+    process.wait()
+
+
+def test_evaluation_notices_that_the_text_has_changed(experiment, tmp_path):
+    run(change(experiment, training=dict(steps=2)), tmp_path / "run")
+    (tmp_path / "text.txt").write_text("0 times 0 is 0.\n" + TEXT)
+    with pytest.raises(ValueError, match="name the text to evaluate on"):
+        evaluate(load(tmp_path / "run"))
 
 
 def test_steps_mesh_and_intervals_may_change_and_are_printed(experiment, tmp_path, capsys):
@@ -251,6 +291,8 @@ def test_training_stops_early_and_keeps_the_best_checkpoint(experiment, tmp_path
     assert load(tmp_path / "run", which="best").step == best_step
     assert load(tmp_path / "run", which="latest").step == scores[-1][0]
     assert evaluate(load(tmp_path / "run", which="best"))["loss"] == pytest.approx(best, rel=1e-6)
+    again = run(worse, tmp_path / "run")
+    assert again.ended == "stopped early" and evaluations(tmp_path / "run") == scores
 
 
 def test_training_and_evaluation_steps_are_compiled_once(experiment, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ class Generate:
     checkpoint: str
     """A run's working directory, or a Hugging Face checkpoint."""
     prompt: str
-    """The text to continue; - reads it from standard input."""
+    """The text to continue; - reads it from standard input. One that begins with a dash: --prompt=TEXT."""
     max_new_tokens: int | None = None
     """Most tokens to write. Unset: 200, or what the model has room for after the prompt."""
     min_new_tokens: int = 0
@@ -108,7 +109,7 @@ class Convert:
     checkpoint: str
     """A run's working directory, or a Hugging Face checkpoint."""
     output: str
-    """The directory to write."""
+    """The directory to write; a Hugging Face checkpoint that is already there is replaced."""
     which: Which = "best"
     """Which checkpoint of a run: the one with the best evaluation, or the latest."""
     debug: bool = False
@@ -159,6 +160,8 @@ def generate_command(arguments: list[str]) -> int:
     loaded = _load(command.checkpoint, command.which, command.dtype)
     tokenizer, limit = loaded.processor, loaded.model.config.max_length
     prompt = sys.stdin.read() if command.prompt == "-" else command.prompt
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise ValueError("the prompt is not valid UTF-8")
     ids = tokenizer.encode(prompt)
     if not ids:
         if tokenizer.eos_id is None:
@@ -187,10 +190,9 @@ def generate_command(arguments: list[str]) -> int:
     for number in range(command.samples):
         key = jax.random.fold_in(jax.random.key(command.seed), number)
         text = tokenizer.stream()
+        steps = stream(loaded.model, rows, max_new_tokens=new_tokens, sampling=sampling, stop_ids=stop_ids, key=key)
         print(prompt, end="", flush=True)
-        for tokens in stream(
-            loaded.model, rows, max_new_tokens=new_tokens, sampling=sampling, stop_ids=stop_ids, key=key
-        ):
+        for tokens in steps:
             if int(tokens[0]) not in stop_ids:
                 print(text.push(int(tokens[0])), end="", flush=True)
         print(text.finish())
@@ -201,6 +203,8 @@ def convert_command(arguments: list[str]) -> int:
     from transformers_jax.pretrained import save_pretrained
 
     command = _parse(Convert, arguments, "convert")
+    if (Path(command.output) / "experiment.json").exists():
+        raise ValueError(f"{command.output} is the working directory of a run; write to another one")
     loaded = _load(command.checkpoint, command.which)
     save_pretrained(loaded.model, command.output, tokenizer=loaded.processor)
     print(f"wrote {command.output}")
@@ -266,10 +270,10 @@ def _parse(command: Any, arguments: list[str], name: str, default: Any = tyro.MI
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
             return tyro.cli(command, args=arguments, prog=program, default=default)
     except SystemExit:
-        lines = [line.strip("│ ") for line in printed.getvalue().splitlines()]
-        lines = [line for line in lines if line and line[0] not in "╭╰"]
-        cut = next((i for i, line in enumerate(lines) if line.startswith("──")), len(lines))
-        raise ValueError(f"{' '.join(lines[:cut])} (transformers-jax {name} --help shows the options)") from None
+        # A title (in the edge of a box, or with a rule below it), the message, a rule, and where to find help.
+        sections = re.split(r"(?m)^[│ ]*[─-]{4,}[│ ]*$|^╭.*╮$", printed.getvalue())
+        message = sections[1].replace("│", "").split()
+        raise ValueError(f"{' '.join(message)} (transformers-jax {name} --help shows the options)") from None
 
 
 def _wants_help(arguments: list[str]) -> bool:

@@ -1,12 +1,12 @@
 """An experiment: a task, a model, data and training put together; running one, and loading what it made."""
 
+import contextlib
 import dataclasses
-import importlib
 import importlib.util
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,14 @@ from transformers_jax.training.mesh import (
 )
 from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from transformers_jax.training.paths import named_leaves, with_leaves
+from transformers_jax.training.settings import flat, from_data, to_data
 from transformers_jax.training.state import TrainState, count_parameters
 from transformers_jax.training.step import make_train_step
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,10 @@ class Experiment:
     """A run or Hugging Face checkpoint to start from: its weights, tokenizer and sizes replace those of the config."""
     seed: int = 0
     """Decides initial weights, the order of the examples, and dropout."""
+
+    def __post_init__(self):
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed} must not be negative")
 
 
 # What may differ when a run is continued: it changes how the numbers are computed, not which.
@@ -73,7 +83,7 @@ CHANGEABLE = (
 class Loaded:
     """A checkpoint ready for use: the model with its head, what prepares its inputs, its task, and where it is from.
 
-    `experiment` and `step` are None for a Hugging Face checkpoint.
+    `experiment`, `step` and `data_fingerprint` (of what it was trained on) are None for a Hugging Face checkpoint.
     """
 
     model: Any
@@ -81,6 +91,7 @@ class Loaded:
     task: Task
     experiment: Experiment | None = None
     step: int | None = None
+    data_fingerprint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,13 +111,29 @@ def run(experiment: Experiment, workdir: str | Path) -> RunResult:
     started with are a ValueError that lists the differences, except for what `CHANGEABLE` names.
     """
     workdir = Path(workdir).absolute()
+    with _alone_in(workdir):
+        return _run(experiment, workdir)
+
+
+def _run(experiment: Experiment, workdir: Path) -> RunResult:
     task, training = experiment.task, experiment.training
     mesh = make_mesh(experiment.mesh)
     check_batch(training.batch_size, training.accumulation, mesh)
 
-    initial = None if experiment.initial_checkpoint is None else load(experiment.initial_checkpoint, mesh=mesh)
-    config = experiment.model if initial is None else initial.model.config.with_run_fields(experiment.model)
-    examples = task.prepare(experiment.data, config, None if initial is None else initial.processor)
+    checkpointer = Checkpointer(workdir / "checkpoints")
+    begun = _description_of_run(checkpointer)
+    initial, config, processor = None, experiment.model, None
+    if experiment.initial_checkpoint is not None:
+        if begun is None:
+            initial = load(experiment.initial_checkpoint, mesh=mesh)
+            config, processor = initial.model.config, initial.processor
+        else:  # all that is needed of it is in the run by now
+            config, processor = (
+                from_data(begun["experiment"]["model"], ModelConfig),
+                Tokenizer.load(workdir / "tokenizer"),
+            )
+        config = config.with_run_fields(experiment.model)
+    examples = task.prepare(experiment.data, config, processor)
     config = task.configure(config, examples.processor)
     experiment = dataclasses.replace(experiment, model=config)
     schedule = make_schedule(experiment.optimizer, training.steps)
@@ -123,9 +150,8 @@ def run(experiment: Experiment, workdir: str | Path) -> RunResult:
     abstract = jax.eval_shape(create)
     placed = shardings(abstract, mesh)
 
-    checkpointer = Checkpointer(workdir / "checkpoints")
     description = describe(experiment, examples)
-    changes = _check_same_run(workdir, description, started=bool(checkpointer.steps()))
+    changes = [] if begun is None else _check_same_run(begun, description, workdir)
     logger = MetricsLogger(workdir, total_steps=training.steps)
     restored = checkpointer.restore_latest(_abstract_with(abstract, placed))
     if restored is None:
@@ -140,6 +166,8 @@ def run(experiment: Experiment, workdir: str | Path) -> RunResult:
     logger.print_summary(_summary(experiment, examples, mesh, state.model, start, workdir))
     for change in changes:
         logger.print(f"changed since the run began: {change}")
+    if start >= training.steps:
+        logger.print(f"nothing to train: the run has made {start} of {training.steps} steps")
 
     step = jax.jit(
         make_train_step(
@@ -170,6 +198,7 @@ def run(experiment: Experiment, workdir: str | Path) -> RunResult:
         evaluate=make_evaluate(task, examples, mesh, training.batch_size),
         checkpointer=checkpointer,
         logger=logger,
+        meta={"description": description},
         items_per_step=training.batch_size * task.items_per_example(config),
     )
     checkpointer.close()
@@ -182,11 +211,16 @@ def run(experiment: Experiment, workdir: str | Path) -> RunResult:
 
 def evaluate(loaded: Loaded, data: Data | None = None, *, batch_size: int = 8) -> dict[str, float]:
     """Metrics of a loaded model over the held-out part of `data`, or of what its run was trained on."""
+    given = True
     if data is None:
         if loaded.experiment is None:
             raise ValueError("a Hugging Face checkpoint has no held-out data of its own; name some")
         data = loaded.experiment.data
+        given = False
     examples = loaded.task.prepare(data, loaded.model.config, loaded.processor, training=False)
+    if not given and examples.fingerprint != loaded.data_fingerprint:
+        # Its held-out part may be text that the model was trained on.
+        raise ValueError(f"{FINGERPRINTS['data']}; name the text to evaluate on")
     return make_evaluate(loaded.task, examples, make_mesh(MeshConfig(data=1)), batch_size)(loaded.model)
 
 
@@ -250,7 +284,8 @@ def load(
 
 
 def _load_run(directory: Path, which: Any, dtype: str | None, mesh: Mesh | None) -> Loaded:
-    experiment = from_data(_read_description(directory)["experiment"], Experiment)
+    description = _read_description(directory)
+    experiment = from_data(description["experiment"], Experiment)
     config = experiment.model if dtype is None else dataclasses.replace(experiment.model, dtype=dtype)
     model = jax.eval_shape(lambda: experiment.task.build(config, rngs=nnx.Rngs(0)))
     model = _abstract_with(model, shardings(model, make_mesh(MeshConfig(data=1)) if mesh is None else mesh))
@@ -259,7 +294,9 @@ def _load_run(directory: Path, which: Any, dtype: str | None, mesh: Mesh | None)
         step, model, _ = checkpointer.restore(which, model, part="model")
     finally:
         checkpointer.close()
-    return Loaded(model, Tokenizer.load(directory / "tokenizer"), experiment.task, experiment, step)
+    return Loaded(
+        model, Tokenizer.load(directory / "tokenizer"), experiment.task, experiment, step, description["data"]
+    )
 
 
 def _load_pretrained(source: str | Path, dtype: str | None, mesh: Mesh | None) -> Loaded:
@@ -278,83 +315,76 @@ def load_config(name: str) -> Experiment:
             raise FileNotFoundError(f"no config {name!r}; give a path, or one of {', '.join(known)}")
         path = known[path.stem]
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    experiment = module.experiment() if hasattr(module, "experiment") else None
+    try:
+        spec.loader.exec_module(module)
+        experiment = module.experiment() if hasattr(module, "experiment") else None
+    except Exception as error:  # whatever the file does wrong
+        raise ValueError(f"config {path}: {type(error).__name__}: {error}") from error
     if not isinstance(experiment, Experiment):
         raise ValueError(f"{path} must define a function experiment() that returns an Experiment")
     return experiment
 
 
-def to_data(value: Any) -> Any:
-    """Nested dataclasses as plain data; each says its class, so that `from_data` can build it again."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        cls = type(value)
-        fields = {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"class": f"{cls.__module__}:{cls.__qualname__}"} | fields
-    if isinstance(value, tuple | list):
-        return [to_data(item) for item in value]
-    return value
-
-
-def from_data(data: Any, base: type) -> Any:
-    """What `to_data` wrote: an instance of `base` or of a subclass."""
-    values = dict(data)
-    module, _, name = values.pop("class").partition(":")
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
-        raise ValueError(f"the class {module}:{name} of this run cannot be imported; install what defines it") from None
-    if not (isinstance(cls, type) and issubclass(cls, base)):
-        raise ValueError(f"{module}:{name} is not a {base.__name__}")
-    known = {field.name: field.type for field in dataclasses.fields(cls)}
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise ValueError(f"{name} has no field {', '.join(unknown)}; the run was written by another version")
-    for field_name, value in values.items():
-        if isinstance(value, dict) and "class" in value:
-            values[field_name] = from_data(value, object)
-        elif isinstance(value, list):
-            values[field_name] = tuple(value)
-    return cls(**values)
-
-
 def _read_description(workdir: Path) -> dict[str, Any]:
-    return json.loads((workdir / "experiment.json").read_text())
+    path = workdir / "experiment.json"
+    try:
+        description = json.loads(path.read_text())
+        if not isinstance(description["experiment"], dict):
+            raise TypeError("its experiment is not an object")
+        return description
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({type(error).__name__}: {error}); take it from a copy of the run"
+        ) from None
 
 
-def _check_same_run(workdir: Path, description: dict[str, Any], *, started: bool) -> list[str]:
-    """The harmless differences from the run that `workdir` holds; ValueError if there are others."""
-    if not started or not (workdir / "experiment.json").exists():
-        return []
-    old, new = _flat(_read_description(workdir)), _flat(description)
-    differences = [
-        (name, f"{name} {old.get(name)} -> {new.get(name)}")
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
+def _description_of_run(checkpointer: Checkpointer) -> dict[str, Any] | None:
+    """What the newest good checkpoint says of its run; None where no run has begun.
+
+    Checkpoints of which none can be used are a ValueError: starting anew would delete them.
+    """
+    try:
+        return checkpointer.read_meta("latest")[1].get("description")
+    except FileNotFoundError:
+        if found := checkpointer.found():
+            names = ", ".join(path.name for path in found)
+            raise ValueError(
+                f"{checkpointer.directory} holds {names}, but nothing that can be used; repair it, or move it away to "
+                "start from the beginning"
+            ) from None
+        return None
+
+
+FINGERPRINTS = {
+    "data": "the text, its tokens or its held-out part are not those the run began with",
+    "processor": "the tokenizer is not the one the run began with",
+}
+
+
+def _check_same_run(old: dict[str, Any], new: dict[str, Any], workdir: Path) -> list[str]:
+    """The harmless differences between two descriptions of a run; ValueError if there are others."""
+    old, new = flat(old), flat(new)
+    differences = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
 
     def harmless(name: str) -> bool:
         # The data's fingerprint says whether the text is the same, wherever it lies.
-        return name.startswith((*(f"experiment.{name}" for name in CHANGEABLE), "experiment.data."))
+        names = (*(f"experiment.{changeable}" for changeable in CHANGEABLE), "experiment.data")
+        return name in names or name.startswith(tuple(f"{changeable}." for changeable in names))
 
-    refused = [text for name, text in differences if not harmless(name)]
+    def describe(name: str) -> str:
+        change = f"{name.removeprefix('experiment.')} {old.get(name)} -> {new.get(name)}"
+        return FINGERPRINTS.get(name, change)
+
+    refused = [describe(name) for name in differences if not harmless(name)]
     if refused:
         raise ValueError(
-            f"{workdir} holds a run with other settings: {'; '.join(refused).replace('experiment.', '')}. "
+            f"{workdir} holds a run with other settings: {'; '.join(refused)}. "
             f"Use another --workdir, or the settings it was started with"
         )
-    return [text.replace("experiment.", "") for name, text in differences]
-
-
-def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(data, dict):
-        return {prefix: data}
-    flat: dict[str, Any] = {}
-    for name, value in data.items():
-        flat |= _flat(value, f"{prefix}.{name}" if prefix else name)
-    return flat
+    return [describe(name) for name in differences]
 
 
 def _abstract_with(tree: Any, placed: Any) -> Any:
@@ -370,6 +400,21 @@ def _same_parameters(model: Any, loaded: Any) -> Any:
 def _config_folders() -> list[Path]:
     package = Path(__file__).parent
     return [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
+
+
+@contextlib.contextmanager
+def _alone_in(workdir: Path) -> Iterator[None]:
+    """Hold the working directory: two runs in one would delete each other's checkpoints."""
+    if workdir.exists() and not workdir.is_dir():
+        raise NotADirectoryError(f"{workdir} is a file; a run needs a directory")
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / ".lock").open("w") as file:
+        if fcntl is not None and jax.process_index() == 0:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however it ends
+            except BlockingIOError:
+                raise ValueError(f"another process is training in {workdir}; use another --workdir") from None
+        yield
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -232,9 +232,10 @@ def _csv_rows(path: Path, column: str, *, tabs: bool) -> Iterator[str]:
         for row in reader:
             if not row:
                 continue
-            if len(row) <= index:
+            if len(row) != len(header):  # an unquoted comma would cut the text short
                 raise ValueError(
-                    f"{path}, line {reader.line_num}: {len(row)} fields, but {column!r} is column {index + 1}"
+                    f"{path}, line {reader.line_num}: {len(row)} fields, but the header has {len(header)}; "
+                    "quote fields that hold the delimiter"
                 )
             if row[index]:
                 yield row[index]

@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Int
 
 from transformers_jax.models.base import ModelConfig
-from transformers_jax.models.output import Cache, ModelOutput, check_capture
+from transformers_jax.models.output import Cache, ModelOutput, check_capture, check_ids
 from transformers_jax.nn import (
     Causal,
     KVCache,
@@ -220,6 +220,7 @@ class GPT(nnx.Module):
         what else to return: "hidden_states" and "attention_weights".
         """
         check_capture(capture)
+        check_ids(input_ids, self.embedding.embedding.shape[0])
         length = input_ids.shape[1]
         if attention_mask is None and cache is None and positions is None:
             placed = self.positions(length)

@@ -99,8 +99,9 @@ class LanguageModeling(Task):
             prompt = tokenizer.encode(self.sample_prompt)
         except ValueError:  # the prompt has a character that the training text does not have
             prompt = []
-        prompt = prompt or [0 if tokenizer.eos_id is None else tokenizer.eos_id]
-        room = min(self.sample_tokens, model.config.max_length - len(prompt))
+        limit = model.config.max_length
+        prompt = prompt[: limit // 2] or [0 if tokenizer.eos_id is None else tokenizer.eos_id]
+        room = min(self.sample_tokens, limit - len(prompt))
         output = generate(
             model,
             np.asarray([prompt], np.int32),

@@ -148,6 +148,10 @@ class Checkpointer:
         """Steps of all complete checkpoints. File sizes are checked, contents are not."""
         return sorted({entry.step for entry in self._entries() if self._damage(entry, contents=False) is None})
 
+    def found(self) -> list[epath.Path]:
+        """Whatever is named like a checkpoint and holds anything, complete or not, from oldest to newest."""
+        return [entry.path for entry in self._entries() if any(entry.path.iterdir())]
+
     def best_step(self) -> int | None:
         """Step of the complete checkpoint with the best metric, None where none has one."""
         best = self._by_metric(self._entries())

@@ -123,6 +123,12 @@ def train(
             checkpointer.save(number, state, dict(meta or {}) | {"progress": asdict(progress)}, metrics)
         saved = number
 
+    def out_of_patience() -> bool:
+        return config.patience is not None and progress.evaluations_without_gain >= config.patience
+
+    if out_of_patience() and start_step < config.steps:
+        logger.print(f"stopped early at step {start_step}, before this start; raise training.patience to go on")
+        return LoopResult(state, "stopped early")
     with _stop_signals() as stop_requested:
         for number in range(start_step + 1, config.steps + 1):
             with clock.waiting(lambda: not pending or _is_ready(pending[-1][1]["loss"])):
@@ -144,7 +150,7 @@ def train(
                 better = progress.best is None or loss < progress.best
                 progress.best = loss if better else progress.best
                 progress.evaluations_without_gain = 0 if better else progress.evaluations_without_gain + 1
-                if config.patience is not None and progress.evaluations_without_gain >= config.patience and not last:
+                if out_of_patience() and not last:
                     ended = "stopped early"
             if stop_requested() and not last:
                 ended = "interrupted"
@@ -175,6 +181,7 @@ class _Clock:
         self.items_per_step = items_per_step
         self.steps, self.waited, self.excluded = 0, 0.0, 0.0
         self.since = time.perf_counter()
+        self.rates: dict[str, float] = {}
 
     def step(self) -> None:
         self.steps += 1
@@ -194,13 +201,15 @@ class _Clock:
         self.excluded += time.perf_counter() - begin
 
     def lap(self) -> dict[str, float]:
-        """The rates since the last lap, which ends here."""
+        """The rates since the last lap, which ends here; those of the last lap if no step was made since."""
+        if self.steps == 0 and self.rates:
+            return self.rates
         seconds = max(time.perf_counter() - self.since - self.excluded, 1e-9)
         rates = {"steps_per_second": self.steps / seconds, "data_wait": min(1.0, self.waited / seconds)}
         if self.items_per_step is not None:
             rates["tokens_per_second"] = self.items_per_step * self.steps / seconds
         self.steps, self.waited, self.excluded = 0, 0.0, 0.0
-        self.since = time.perf_counter()
+        self.since, self.rates = time.perf_counter(), rates
         return rates
 
 
