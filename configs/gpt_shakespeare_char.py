@@ -1,4 +1,10 @@
-"""nanoGPT's recipe for one GPU: a character-level GPT on Shakespeare."""
+"""nanoGPT's recipe for one GPU: a character-level GPT on Shakespeare, 6 layers of width 384, context 256, bfloat16.
+
+    python train.py --config configs/gpt_shakespeare_char.py --data.source input.txt
+
+`input.txt` is char-rnn's tinyshakespeare; without `--data.source` TensorFlow Datasets downloads it. Hardware: one
+GPU. Not run by us yet; nanoGPT publishes a best validation loss of 1.4697, after about three minutes on an A100.
+"""
 
 from transformers_jax.data import TextData
 from transformers_jax.experiment import Experiment

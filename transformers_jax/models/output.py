@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int
 
@@ -73,6 +74,7 @@ def check_ids(input_ids: Int[Array, "batch length"], vocab_size: int) -> None:
     """ValueError for an id outside the vocabulary, where ids are known; while tracing they are the caller's affair."""
     if isinstance(input_ids, Tracer) or input_ids.size == 0:
         return
-    low, high = int(input_ids.min()), int(input_ids.max())
+    ids = np.asarray(input_ids)  # computed with NumPy: ids may be known while other things are traced
+    low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
         raise ValueError(f"input_ids hold {low if low < 0 else high} but the vocabulary is 0 to {vocab_size - 1}")
