@@ -3,8 +3,8 @@
     python train.py --config configs/gpt2_124m.py --data.source 'openwebtext/*.jsonl' --data.tokenizer DIR
 
 DIR holds GPT-2's tokenizer (`vocab.json` and `merges.txt`, or `tokenizer.json`). Hardware: eight GPUs or TPUs with
-40 GB or more. Not run by us yet: nanoGPT reports a validation loss of about 2.85 with this recipe after four days on eight
-A100s. `--training.batch-size`, `--training.accumulation` and `--mesh.data` fit it to other machines.
+40 GB or more. Not run by us yet: nanoGPT reports a validation loss of about 2.85 with this recipe after four days on
+eight A100s. `--training.batch-size`, `--training.accumulation` and `--mesh.data` fit it to other machines.
 """
 
 from transformers_jax.data import TextData
