@@ -1,8 +1,29 @@
 """Model families, each composed of the blocks in `transformers_jax.nn`."""
 
-from transformers_jax.models.base import ModelConfig
+from transformers_jax.models.base import ModelConfig, ProblemType
+from transformers_jax.models.bert import Bert, BertConfig
 from transformers_jax.models.gpt import GPT, GPTConfig
-from transformers_jax.models.heads import LanguageModel
+from transformers_jax.models.heads import (
+    LanguageModel,
+    MaskedLanguageModel,
+    SequenceClassifier,
+    SpanPredictor,
+    TokenClassifier,
+)
 from transformers_jax.models.output import Cache, ModelOutput
 
-__all__ = ["GPT", "Cache", "GPTConfig", "LanguageModel", "ModelConfig", "ModelOutput"]
+__all__ = [
+    "GPT",
+    "Bert",
+    "BertConfig",
+    "Cache",
+    "GPTConfig",
+    "LanguageModel",
+    "MaskedLanguageModel",
+    "ModelConfig",
+    "ModelOutput",
+    "ProblemType",
+    "SequenceClassifier",
+    "SpanPredictor",
+    "TokenClassifier",
+]

@@ -1,9 +1,10 @@
 """What the configurations of all families share."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 DTYPES = ("float32", "bfloat16", "float16")
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,14 @@ class ModelConfig:
     param_dtype: str = field(default="float32", kw_only=True)
     """Type in which parameters are stored."""
 
-    RUN_FIELDS: ClassVar[tuple[str, ...]] = ("dtype", "param_dtype")
+    labels: tuple[str, ...] = field(default=(), kw_only=True)
+    """Names of what a classifier tells apart, in the order of its logits; a training run takes them from its data."""
+    problem_type: ProblemType | None = field(default=None, kw_only=True)
+    """What a sequence classifier's logits mean, in transformers' words; a training run takes it from its task."""
+    classifier_dropout: float | None = field(default=None, kw_only=True)
+    """Dropout before a classifier's output layer. None: that of the model."""
+
+    RUN_FIELDS: ClassVar[tuple[str, ...]] = ("dtype", "param_dtype", "classifier_dropout")
     """Fields that a training chooses anew when it starts from a checkpoint; the others are the checkpoint's."""
 
     def build(self, *, rngs: Any) -> Any:
@@ -28,6 +36,10 @@ class ModelConfig:
     def flops_per_token(self, length: int) -> float:
         """Floating-point operations of a forward and backward pass for one token in a sequence of `length`."""
         raise NotImplementedError(f"{type(self).__name__} does not define flops_per_token()")
+
+    def for_head(self, head: type | None) -> Any:
+        """This configuration as a model under `head` (a class of `models.heads`, None for the bare model) needs it."""
+        return self
 
     def with_run_fields(self, chosen: Any) -> Any:
         """This configuration with the `RUN_FIELDS` of another one of its kind."""
@@ -49,8 +61,14 @@ class ModelConfig:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
 
-    def check_types(self) -> None:
-        """ValueError unless `dtype` and `param_dtype` are types that models compute and store in."""
+    def check_common(self) -> None:
+        """ValueError unless the fields of this base class make sense."""
         for name in ("dtype", "param_dtype"):
             if getattr(self, name) not in DTYPES:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(DTYPES)}")
+        if self.problem_type not in (None, *get_args(ProblemType)):
+            raise ValueError(f"problem_type={self.problem_type!r} is not one of {', '.join(get_args(ProblemType))}")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"labels={self.labels} holds a name twice")
+        if self.classifier_dropout is not None:
+            self.check_rates("classifier_dropout")

@@ -31,6 +31,7 @@ from transformers_jax.nn import (
 from transformers_jax.nn.attention import Implementation, check_implementation
 from transformers_jax.nn.dropout import PRNGKey
 from transformers_jax.nn.mlp import check_activation
+from transformers_jax.nn.pooling import Pooling
 from transformers_jax.nn.stack import check_remat
 
 
@@ -77,8 +78,9 @@ class GPTConfig(ModelConfig):
     attention: Implementation | None = None
     """Force one way of computing attention: plain, xla or cudnn. None chooses by backend."""
 
+    pooling: ClassVar[Pooling] = "last"
     RUN_FIELDS: ClassVar[tuple[str, ...]] = (
-        *("dtype", "param_dtype", "remat", "unroll", "attention"),
+        *("dtype", "param_dtype", "classifier_dropout", "remat", "unroll", "attention"),
         *("dropout", "attention_dropout", "embedding_dropout"),
     )
 
@@ -94,7 +96,7 @@ class GPTConfig(ModelConfig):
         check_activation(self.activation)
         check_remat(self.remat)
         check_implementation(self.attention)
-        self.check_types()
+        self.check_common()
 
     def build(self, *, rngs: nnx.Rngs) -> "GPT":
         """A model of this configuration, without a head."""

@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from transformers_jax.models.output import Cache, ModelOutput
-from transformers_jax.nn import Linear, normal_init
+from transformers_jax.nn import ACTIVATIONS, LayerNorm, Linear, dropout, normal_init, pool, split_key
 from transformers_jax.nn.dropout import PRNGKey
 
 
@@ -25,15 +26,7 @@ class LanguageModel(nnx.Module):
         config = backbone.config
         self.head = nnx.data(None)
         if not config.tie_embeddings:
-            self.head = Linear(
-                config.dim,
-                config.vocab_size,
-                use_bias=False,
-                kernel_init=normal_init(config.init_std),
-                dtype=jnp.dtype(config.dtype),
-                param_dtype=jnp.dtype(config.param_dtype),
-                rngs=rngs,
-            )
+            self.head = _linear(config, config.vocab_size, use_bias=False, rngs=rngs)
 
     @property
     def config(self) -> Any:
@@ -71,3 +64,182 @@ class LanguageModel(nnx.Module):
     def init_cache(self, batch: int, length: int) -> Cache:
         """An empty cache with `length` slots a row."""
         return self.backbone.init_cache(batch, length)
+
+
+class MaskedLanguageModel(nnx.Module):
+    """Logits of every token at every place, on top of an encoder (Devlin et al. 2019, section 3.1, task 1).
+
+    `backbone` returns `hidden`, and has `config` and `embedding`. The hidden states pass a dense layer, the activation
+    and a layer norm, and are read out through the token embedding, or with `tie_embeddings=False` through a layer of
+    their own, plus a bias. With `config.next_sentence` there are `next_sentence_logits` too: (follows, random).
+    """
+
+    def __init__(self, backbone: Any, *, rngs: nnx.Rngs):
+        self.backbone = backbone
+        config = backbone.config
+        self.dense = _linear(config, config.dim, rngs=rngs)
+        self.norm = LayerNorm(config.dim, epsilon=config.norm_epsilon, **_types(config), rngs=rngs)
+        self.head = nnx.data(None)
+        if not config.tie_embeddings:
+            self.head = _linear(config, config.vocab_size, use_bias=False, rngs=rngs)
+        self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.dtype(config.param_dtype)))
+        self.next_sentence = nnx.data(None)
+        if config.next_sentence:
+            if not config.pooler:
+                raise ValueError("next_sentence=True reads the pooler; set pooler=True")
+            self.next_sentence = _linear(config, 2, rngs=rngs)
+
+    @property
+    def config(self) -> Any:
+        return self.backbone.config
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "batch length"],
+        attention_mask: Int[Array, "batch length"] | None = None,
+        *,
+        token_type_ids: Int[Array, "batch length"] | None = None,
+        positions: Int[Array, "batch length"] | None = None,
+        masked_positions: Int[Array, "batch masked"] | None = None,
+        key: PRNGKey | None = None,
+        capture: Collection[str] = (),
+    ) -> ModelOutput:
+        """Logits (batch, length, vocab) in float32, or (batch, masked, vocab) at the places `masked_positions` only:
+        a training step reads out the masked tokens and no others. The other arguments are the backbone's."""
+        output = self.backbone(
+            input_ids,
+            attention_mask,
+            token_type_ids=token_type_ids,
+            positions=positions,
+            key=key,
+            capture=capture,
+        )
+        hidden = output.hidden
+        if masked_positions is not None:
+            hidden = jnp.take_along_axis(hidden, masked_positions[..., None], axis=1)
+        logits = self.read_out(hidden)
+        if self.next_sentence is None:
+            return dataclasses.replace(output, logits=logits)
+        next_sentence = self.next_sentence(output.pooled).astype(jnp.float32)
+        return dataclasses.replace(output, logits=logits, next_sentence_logits=next_sentence)
+
+    def read_out(self, hidden: Float[Array, "*lead dim"]) -> Float[Array, "*lead vocab"]:
+        """The logits of hidden states, in float32."""
+        hidden = self.norm(ACTIVATIONS[self.config.activation](self.dense(hidden)))
+        if self.head is None:
+            logits = self.backbone.embedding.read_out(hidden)
+        else:
+            logits = self.head(hidden).astype(jnp.float32)
+        return logits + self.bias[...].astype(jnp.float32)
+
+
+class SequenceClassifier(nnx.Module):
+    """One row of logits for a whole sequence, on top of any backbone: a logit for each of `config.labels`.
+
+    It reads `pooled` where the backbone gives it, otherwise the hidden state that `config.pooling` names (the first
+    token of an encoder, the last of a decoder), through a dense layer if `config.classifier_activation` asks for one.
+    """
+
+    def __init__(self, backbone: Any, *, rngs: nnx.Rngs):
+        self.backbone = backbone
+        config = backbone.config
+        self.dense = nnx.data(None)
+        if getattr(config, "classifier_activation", None) is not None:
+            self.dense = _linear(config, config.dim, rngs=rngs)
+        self.head = _linear(config, _count(config), use_bias=config.pooling != "last", rngs=rngs)
+
+    @property
+    def config(self) -> Any:
+        return self.backbone.config
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "batch length"],
+        attention_mask: Int[Array, "batch length"] | None = None,
+        *,
+        key: PRNGKey | None = None,
+        **inputs: Any,
+    ) -> ModelOutput:
+        """Logits (batch, labels) in float32; `pooled` is what they were computed from. `inputs` are the backbone's.
+
+        The attention mask decides which tokens there are, not their ids: without one every token counts.
+        """
+        keys = split_key(key, 2)
+        output = self.backbone(input_ids, attention_mask, key=keys[0], **inputs)
+        pooled = output.pooled
+        if pooled is None or self.dense is not None:
+            pooled = pool(output.hidden, attention_mask, how=self.config.pooling)
+        if self.dense is not None:
+            pooled = ACTIVATIONS[self.config.classifier_activation](self.dense(pooled))
+        logits = self.head(_dropout(self.config, pooled, keys[1])).astype(jnp.float32)
+        return dataclasses.replace(output, pooled=pooled, logits=logits)
+
+
+class TokenClassifier(nnx.Module):
+    """Logits for each of `config.labels` at every token, on top of any backbone."""
+
+    def __init__(self, backbone: Any, *, rngs: nnx.Rngs):
+        self.backbone = backbone
+        self.head = _linear(backbone.config, _count(backbone.config), rngs=rngs)
+
+    @property
+    def config(self) -> Any:
+        return self.backbone.config
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "batch length"],
+        attention_mask: Int[Array, "batch length"] | None = None,
+        *,
+        key: PRNGKey | None = None,
+        **inputs: Any,
+    ) -> ModelOutput:
+        """Logits (batch, length, labels) in float32; `inputs` are the backbone's."""
+        keys = split_key(key, 2)
+        output = self.backbone(input_ids, attention_mask, key=keys[0], **inputs)
+        logits = self.head(_dropout(self.config, output.hidden, keys[1])).astype(jnp.float32)
+        return dataclasses.replace(output, logits=logits)
+
+
+class SpanPredictor(nnx.Module):
+    """Two logits at every token, for being the first and the last of an answer (Devlin et al. 2019, section 4.2)."""
+
+    def __init__(self, backbone: Any, *, rngs: nnx.Rngs):
+        self.backbone = backbone
+        self.head = _linear(backbone.config, 2, rngs=rngs)
+
+    @property
+    def config(self) -> Any:
+        return self.backbone.config
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "batch length"],
+        attention_mask: Int[Array, "batch length"] | None = None,
+        *,
+        key: PRNGKey | None = None,
+        **inputs: Any,
+    ) -> ModelOutput:
+        """Logits (batch, length, 2) in float32: [..., 0] for the start, [..., 1] for the end. Padding and question have
+        logits like any token; whoever reads them leaves those out. `inputs` are the backbone's."""
+        output = self.backbone(input_ids, attention_mask, key=key, **inputs)
+        return dataclasses.replace(output, logits=self.head(output.hidden).astype(jnp.float32))
+
+
+def _types(config: Any) -> dict[str, Any]:
+    return dict(dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype))
+
+
+def _linear(config: Any, size: int, *, use_bias: bool = True, rngs: nnx.Rngs) -> Linear:
+    kernel_init = normal_init(config.init_std)
+    return Linear(config.dim, size, use_bias=use_bias, kernel_init=kernel_init, **_types(config), rngs=rngs)
+
+
+def _count(config: Any) -> int:
+    if not config.labels:
+        raise ValueError("config.labels is empty; name what the classifier is to tell apart")
+    return len(config.labels)
+
+
+def _dropout(config: Any, x: Array, key: jax.Array | None) -> Array:
+    return dropout(x, config.dropout if config.classifier_dropout is None else config.classifier_dropout, key)

@@ -47,14 +47,16 @@ class Cache:
 class ModelOutput:
     """What a model gives back; None where the model, or the call, does not have it.
 
-    `hidden` (batch, length, dim) after the last norm; `pooled` (batch, dim); `logits` float32, (batch, length, vocab)
-    for language models; `cache`; and when named in `capture`: `hidden_states` (depth, batch, length, dim), the input of
-    every layer, and `attention_weights` (depth, batch, heads, length, slots).
+    `hidden` (batch, length, dim) after the last norm; `pooled` (batch, dim); `logits` float32: (batch, length, vocab)
+    of language models, (batch, labels) and (batch, length, labels) of classifiers, (batch, length, 2) of span
+    predictors; `next_sentence_logits` (batch, 2) float32; `cache`; and when named in `capture`: `hidden_states` (depth,
+    batch, length, dim), the input of every layer, and `attention_weights` (depth, batch, heads, length, slots).
     """
 
     hidden: Array
     pooled: Array | None = None
     logits: Array | None = None
+    next_sentence_logits: Array | None = None
     cache: Cache | None = None
     hidden_states: Array | None = None
     attention_weights: Array | None = None
@@ -70,11 +72,13 @@ def check_capture(capture: Collection[str]) -> None:
         raise ValueError(f"cannot capture {', '.join(sorted(unknown))}; there are {', '.join(CAPTURES)}")
 
 
-def check_ids(input_ids: Int[Array, "batch length"], vocab_size: int) -> None:
-    """ValueError for an id outside the vocabulary, where ids are known; while tracing they are the caller's affair."""
+def check_ids(input_ids: Int[Array, "batch length"], size: int, *, name: str = "input_ids") -> None:
+    """ValueError for an id that is not 0 to `size` - 1, where ids are known; while tracing they are the caller's
+    affair."""
     if isinstance(input_ids, Tracer) or input_ids.size == 0:
         return
     ids = np.asarray(input_ids)  # computed with NumPy: ids may be known while other things are traced
     low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= vocab_size:
-        raise ValueError(f"input_ids hold {low if low < 0 else high} but the vocabulary is 0 to {vocab_size - 1}")
+    if low < 0 or high >= size:
+        what = "the vocabulary is" if name == "input_ids" else "the model has"
+        raise ValueError(f"{name} hold {low if low < 0 else high} but {what} 0 to {size - 1}")

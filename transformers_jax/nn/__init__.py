@@ -14,6 +14,7 @@ from transformers_jax.nn.layer import LayerOutput, TransformerLayer
 from transformers_jax.nn.linear import LayerNorm, Linear, normal_init
 from transformers_jax.nn.mlp import ACTIVATIONS, MLP
 from transformers_jax.nn.patterns import Causal, Full, Local, Pattern
+from transformers_jax.nn.pooling import Pooling, pool
 from transformers_jax.nn.positions import LearnedPositions, positions_from_mask, sinusoidal_positions
 from transformers_jax.nn.pytree import pytree_dataclass
 from transformers_jax.nn.stack import REMAT_POLICIES, Stack, stacked_mask, unstack
@@ -33,6 +34,7 @@ __all__ = [
     "Local",
     "MultiHeadAttention",
     "Pattern",
+    "Pooling",
     "Stack",
     "TokenEmbedding",
     "TransformerLayer",
@@ -41,6 +43,7 @@ __all__ = [
     "choose_implementation",
     "dropout",
     "normal_init",
+    "pool",
     "positions_from_mask",
     "pytree_dataclass",
     "sinusoidal_positions",

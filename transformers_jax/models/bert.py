@@ -1,0 +1,280 @@
+"""BERT and its relatives RoBERTa, DistilBERT and MiniLM: encoders with learned positions and post-norm layers.
+
+Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers"; Liu et al. 2019, "RoBERTa"; Sanh et al.
+2019, "DistilBERT". What sets the relatives apart is configuration. Numbers equal those of Hugging Face's models.
+"""
+
+import dataclasses
+from collections.abc import Collection
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Int
+
+from transformers_jax.models.base import ModelConfig
+from transformers_jax.models.heads import MaskedLanguageModel, SequenceClassifier
+from transformers_jax.models.output import ModelOutput, check_capture, check_ids
+from transformers_jax.nn import (
+    LayerNorm,
+    LearnedPositions,
+    Linear,
+    Stack,
+    TokenEmbedding,
+    TransformerLayer,
+    dropout,
+    normal_init,
+    pool,
+    positions_from_mask,
+)
+from transformers_jax.nn.attention import Implementation, check_implementation
+from transformers_jax.nn.dropout import PRNGKey
+from transformers_jax.nn.mlp import check_activation
+from transformers_jax.nn.pooling import Pooling, check_pooling
+from transformers_jax.nn.stack import check_remat
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig(ModelConfig):
+    """Sizes and numbers of a BERT. An impossible combination is a ValueError when it is built."""
+
+    vocab_size: int | None = 30522
+    """Number of tokens. None takes the tokenizer's when a training run starts."""
+    max_length: int = 512
+    """Longest sequence, special tokens included."""
+    dim: int = 768
+    """Width of the hidden states."""
+    depth: int = 12
+    """Number of layers."""
+    heads: int = 12
+    """Attention heads; they divide `dim`."""
+    mlp_dim: int | None = None
+    """Width inside the MLP. None is 4 * dim."""
+    activation: str = "gelu"
+    """Activation of the MLP: gelu (exact, BERT's), gelu_tanh, gelu_quick, relu, silu or tanh."""
+    norm_epsilon: float = 1e-12
+    """Added to the variance in layer norms."""
+    token_types: int = 2
+    """Number of segment embeddings. 0: none (DistilBERT)."""
+    position_offset: int = 0
+    """Row of the position table that the first token has: 2 in RoBERTa, whose rows 0 and 1 are never a token's."""
+    dropout: float = 0.1
+    """Dropout on the embeddings and after attention and MLP."""
+    attention_dropout: float = 0.1
+    """Dropout on the attention weights."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights."""
+    pooler: bool = True
+    """Give `pooled`: the first token's state through a dense layer and tanh."""
+    classifier_activation: str | None = None
+    """Activation of a dense layer in front of a sequence classifier, for models whose classifier does not use the
+    pooler: tanh in RoBERTa, relu in DistilBERT."""
+    pooling: Pooling = "first"
+    """What that dense layer sees of the hidden states, and what stands for a text where there is no pooler."""
+    next_sentence: bool = False
+    """Under a masked-language-model head, also tell whether the second segment follows the first (BERT's own)."""
+    tie_embeddings: bool = True
+    """Read masked tokens out through the token embedding."""
+    bos_id: int | None = None
+    """Token that starts a text, if there is one; carried in the checkpoint."""
+    eos_id: int | None = None
+    """Token that ends a text, if there is one; carried in the checkpoint."""
+    pad_id: int | None = 0
+    """Token that fills up short rows; the attention mask decides what is padding, not this id."""
+    remat: str | None = None
+    """Recompute layers in the backward pass to save memory: full, dots, dots_no_batch, or None."""
+    unroll: int = 1
+    """Layers laid out per scan step; the depth of a small model makes it faster on CPU, and slower to compile."""
+    attention: Implementation | None = None
+    """Force one way of computing attention: plain, xla or cudnn. None chooses by backend."""
+
+    RUN_FIELDS: ClassVar[tuple[str, ...]] = (
+        *("dtype", "param_dtype", "classifier_dropout", "remat", "unroll", "attention"),
+        *("dropout", "attention_dropout"),
+    )
+
+    def __post_init__(self):
+        self.check_positive("max_length", "dim", "depth", "heads", "unroll")
+        self.check_rates("dropout", "attention_dropout")
+        for name in ("vocab_size", "mlp_dim"):
+            if getattr(self, name) is not None:
+                self.check_positive(name)
+        for name in ("token_types", "position_offset"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+        if self.dim % self.heads:
+            raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}")
+        check_activation(self.activation)
+        if self.classifier_activation is not None:
+            check_activation(self.classifier_activation)
+        check_pooling(self.pooling)
+        check_remat(self.remat)
+        check_implementation(self.attention)
+        self.check_common()
+
+    def build(self, *, rngs: nnx.Rngs) -> "Bert":
+        """A model of this configuration, without a head."""
+        return Bert(self, rngs=rngs)
+
+    def for_head(self, head: type | None) -> "BertConfig":
+        """With the pooler only where `head` reads it, as the checkpoints of transformers have it."""
+        if head is None:
+            return self
+        if head is SequenceClassifier:
+            return dataclasses.replace(self, pooler=self.classifier_activation is None)
+        return dataclasses.replace(self, pooler=head is MaskedLanguageModel and self.next_sentence)
+
+    def flops_per_token(self, length: int) -> float:
+        """Floating-point operations of a forward and backward pass through the layers for one token in a sequence of
+        `length`: 6 per weight of a matrix product, and 12 * depth * dim * length for attention."""
+        weights = self.depth * (4 * self.dim**2 + 2 * self.dim * (self.mlp_dim or 4 * self.dim))
+        return 6.0 * weights + 12.0 * self.depth * self.dim * length
+
+    @classmethod
+    def tiny(cls, **changes: Any) -> "BertConfig":
+        """4.4 M parameters (this and the next three: Turc et al. 2019)."""
+        return cls(**(dict(dim=128, depth=2, heads=2) | changes))
+
+    @classmethod
+    def mini(cls, **changes: Any) -> "BertConfig":
+        """11 M parameters."""
+        return cls(**(dict(dim=256, depth=4, heads=4) | changes))
+
+    @classmethod
+    def small(cls, **changes: Any) -> "BertConfig":
+        """29 M parameters."""
+        return cls(**(dict(dim=512, depth=4, heads=8) | changes))
+
+    @classmethod
+    def medium(cls, **changes: Any) -> "BertConfig":
+        """41 M parameters."""
+        return cls(**(dict(dim=512, depth=8, heads=8) | changes))
+
+    @classmethod
+    def base(cls, **changes: Any) -> "BertConfig":
+        """110 M parameters."""
+        return cls(**changes)
+
+    @classmethod
+    def large(cls, **changes: Any) -> "BertConfig":
+        """The paper's large model, about 340 M parameters."""
+        return cls(**(dict(dim=1024, depth=24, heads=16) | changes))
+
+    @classmethod
+    def minilm_l6(cls, **changes: Any) -> "BertConfig":
+        """MiniLM with 6 layers of width 384: 23 M parameters (Wang et al. 2020)."""
+        return cls(**(dict(dim=384, depth=6, heads=12) | changes))
+
+    @classmethod
+    def roberta_base(cls, **changes: Any) -> "BertConfig":
+        """125 M parameters."""
+        return cls(**(_ROBERTA | changes))
+
+    @classmethod
+    def roberta_large(cls, **changes: Any) -> "BertConfig":
+        """355 M parameters."""
+        return cls(**(_ROBERTA | dict(dim=1024, depth=24, heads=16) | changes))
+
+    @classmethod
+    def distilbert(cls, **changes: Any) -> "BertConfig":
+        """66 M parameters."""
+        fixed: dict[str, Any] = dict(depth=6, token_types=0, pooler=False, classifier_activation="relu")
+        return cls(**(fixed | changes))
+
+
+_ROBERTA: dict[str, Any] = dict(
+    vocab_size=50265,
+    norm_epsilon=1e-5,
+    token_types=1,
+    position_offset=2,
+    classifier_activation="tanh",
+    bos_id=0,
+    pad_id=1,
+    eos_id=2,
+)
+
+
+class Bert(nnx.Module):
+    """The BERT encoder: token ids to hidden states; the heads of `models.heads` go on top."""
+
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        if config.vocab_size is None:
+            raise ValueError("vocab_size is None; give a number (a training run takes its tokenizer's)")
+        self.config = config
+        types: dict[str, Any] = dict(dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype))
+        init: dict[str, Any] = dict(embedding_init=normal_init(config.init_std))
+        self.embedding = TokenEmbedding(config.vocab_size, config.dim, **init, **types, rngs=rngs)
+        self.positions = LearnedPositions(
+            config.max_length + config.position_offset, config.dim, **init, **types, rngs=rngs
+        )  # fmt: skip
+        self.token_types = nnx.data(None)
+        if config.token_types:
+            self.token_types = TokenEmbedding(config.token_types, config.dim, **init, **types, rngs=rngs)
+        self.embedding_norm = LayerNorm(config.dim, epsilon=config.norm_epsilon, **types, rngs=rngs)
+        make_layer = partial(
+            TransformerLayer,
+            config.dim,
+            config.heads,
+            config.mlp_dim or 4 * config.dim,
+            norm="post",
+            activation=config.activation,
+            implementation=config.attention,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            norm_epsilon=config.norm_epsilon,
+            kernel_init=normal_init(config.init_std),
+            **types,
+        )
+        self.stack = Stack(make_layer, config.depth, remat=config.remat, unroll=config.unroll, rngs=rngs)
+        self.pooler = nnx.data(None)
+        if config.pooler:
+            kernel_init = normal_init(config.init_std)
+            self.pooler = Linear(config.dim, config.dim, kernel_init=kernel_init, **types, rngs=rngs)
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "batch length"],
+        attention_mask: Int[Array, "batch length"] | None = None,
+        *,
+        token_type_ids: Int[Array, "batch length"] | None = None,
+        positions: Int[Array, "batch length"] | None = None,
+        key: PRNGKey | None = None,
+        capture: Collection[str] = (),
+    ) -> ModelOutput:
+        """Hidden states of `input_ids`, and `pooled` with a pooler.
+
+        `attention_mask` is 1 for tokens and 0 for padding, on either side; `positions` count its ones from 0.
+        `token_type_ids` name the segment of each token (None: the first). `key` turns dropout on. `capture` names what
+        else to return: "hidden_states" and "attention_weights".
+        """
+        config, length = self.config, input_ids.shape[1]
+        check_capture(capture)
+        check_ids(input_ids, config.vocab_size)
+        if length > config.max_length and attention_mask is None and positions is None:
+            raise ValueError(f"{length} tokens are more than the {config.max_length} positions; cut the text")
+        if positions is None:
+            ones = jnp.ones_like(input_ids[:1]) if attention_mask is None else (attention_mask != 0).astype(jnp.int32)
+            positions = positions_from_mask(ones)
+        hidden = self.embedding(input_ids) + self.positions(positions + config.position_offset)
+        if self.token_types is not None:
+            if token_type_ids is None:
+                token_type_ids = jnp.zeros_like(input_ids[:1])
+            check_ids(token_type_ids, config.token_types, name="token_type_ids")
+            hidden = hidden + self.token_types(token_type_ids)
+
+        embedding_key, stack_key = (None, None) if key is None else jax.random.split(key)
+        hidden = dropout(self.embedding_norm(hidden), config.dropout, embedding_key)
+        mask = None if attention_mask is None else (attention_mask != 0)[:, None, None, :]
+
+        def apply(layer, hidden, _, layer_key):
+            output = layer(hidden, mask=mask, key=layer_key, capture=capture)
+            return output.hidden, None, (hidden if "hidden_states" in capture else None, output.attention_weights)
+
+        layer_keys = None if stack_key is None else jax.random.split(stack_key, config.depth)
+        hidden, _, kept = self.stack(apply, hidden, None, layer_keys)
+        pooled = None
+        if self.pooler is not None:
+            pooled = jnp.tanh(self.pooler(pool(hidden, attention_mask, how="first")))
+        return ModelOutput(hidden, pooled, hidden_states=kept[0], attention_weights=kept[1])
