@@ -133,24 +133,28 @@ class BertConfig(ModelConfig):
         return 6.0 * weights + 12.0 * self.depth * self.dim * length
 
     @classmethod
+    def _sized(cls, changes: dict[str, Any], **sizes: Any) -> "BertConfig":
+        return cls(**(sizes | changes))
+
+    @classmethod
     def tiny(cls, **changes: Any) -> "BertConfig":
         """4.4 M parameters (this and the next three: Turc et al. 2019)."""
-        return cls(**(dict(dim=128, depth=2, heads=2) | changes))
+        return cls._sized(changes, dim=128, depth=2, heads=2)
 
     @classmethod
     def mini(cls, **changes: Any) -> "BertConfig":
         """11 M parameters."""
-        return cls(**(dict(dim=256, depth=4, heads=4) | changes))
+        return cls._sized(changes, dim=256, depth=4, heads=4)
 
     @classmethod
     def small(cls, **changes: Any) -> "BertConfig":
         """29 M parameters."""
-        return cls(**(dict(dim=512, depth=4, heads=8) | changes))
+        return cls._sized(changes, dim=512, depth=4, heads=8)
 
     @classmethod
     def medium(cls, **changes: Any) -> "BertConfig":
         """41 M parameters."""
-        return cls(**(dict(dim=512, depth=8, heads=8) | changes))
+        return cls._sized(changes, dim=512, depth=8, heads=8)
 
     @classmethod
     def base(cls, **changes: Any) -> "BertConfig":
@@ -160,28 +164,27 @@ class BertConfig(ModelConfig):
     @classmethod
     def large(cls, **changes: Any) -> "BertConfig":
         """The paper's large model, about 340 M parameters."""
-        return cls(**(dict(dim=1024, depth=24, heads=16) | changes))
+        return cls._sized(changes, dim=1024, depth=24, heads=16)
 
     @classmethod
     def minilm_l6(cls, **changes: Any) -> "BertConfig":
         """MiniLM with 6 layers of width 384: 23 M parameters (Wang et al. 2020)."""
-        return cls(**(dict(dim=384, depth=6, heads=12) | changes))
+        return cls._sized(changes, dim=384, depth=6, heads=12)
 
     @classmethod
     def roberta_base(cls, **changes: Any) -> "BertConfig":
         """125 M parameters."""
-        return cls(**(_ROBERTA | changes))
+        return cls._sized(_ROBERTA | changes)
 
     @classmethod
     def roberta_large(cls, **changes: Any) -> "BertConfig":
         """355 M parameters."""
-        return cls(**(_ROBERTA | dict(dim=1024, depth=24, heads=16) | changes))
+        return cls._sized(_ROBERTA | changes, dim=1024, depth=24, heads=16)
 
     @classmethod
     def distilbert(cls, **changes: Any) -> "BertConfig":
         """66 M parameters."""
-        fixed: dict[str, Any] = dict(depth=6, token_types=0, pooler=False, classifier_activation="relu")
-        return cls(**(fixed | changes))
+        return cls._sized(changes, depth=6, token_types=0, pooler=False, classifier_activation="relu")
 
 
 _ROBERTA: dict[str, Any] = dict(
@@ -251,7 +254,7 @@ class Bert(nnx.Module):
         """
         config, length = self.config, input_ids.shape[1]
         check_capture(capture)
-        check_ids(input_ids, config.vocab_size)
+        check_ids(input_ids, self.embedding.embedding.shape[0])
         if length > config.max_length and attention_mask is None and positions is None:
             raise ValueError(f"{length} tokens are more than the {config.max_length} positions; cut the text")
         if positions is None:
