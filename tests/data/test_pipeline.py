@@ -1,6 +1,7 @@
 """Every batch is a function of seed and step, whoever reads it, from wherever the run begins."""
 
 import itertools
+from collections import Counter
 
 import grain
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from transformers_jax.data import (
     IGNORED_LABEL,
+    Ragged,
     evaluation_batches,
     evaluation_blocks,
     token_blocks,
@@ -182,6 +184,92 @@ def test_evaluation_gives_every_example_once_in_order_and_one_shape(processes, c
     assert {batch["labels"].shape for part in parts for batch in part} == {(4 // processes, 7)}
     labels = np.concatenate([batch["labels"] for step in zip(*parts, strict=True) for batch in step]).ravel()
     np.testing.assert_array_equal(labels[labels != IGNORED_LABEL], ids[1:])
+
+
+# Examples of different lengths
+
+LENGTHS = np.random.default_rng(0).integers(1, 61, size=101)
+
+
+def ragged(lengths=LENGTHS, **arrays):
+    """Example i holds its number i + 1 `lengths[i]` times."""
+
+    def example(i):
+        ids = np.full(lengths[i], i + 1, np.int32)
+        return {"input_ids": ids, "labels": ids, "number": np.int32(i)} | {k: v(i) for k, v in arrays.items()}
+
+    dataset = grain.MapDataset.range(len(lengths)).map(example)
+    return Ragged(dataset, np.asarray(lengths), max_length=64, padding={"input_ids": 0, "labels": IGNORED_LABEL})
+
+
+def test_ragged_rows_are_filled_up_to_a_bucket_and_masked():
+    for batch in take(training_batches(ragged(), batch_size=8, seed=0), 20):
+        length = batch["input_ids"].shape[1]
+        longest = max(LENGTHS[number] for number in batch["number"])
+        assert length in (8, 16, 24, 32, 48, 64) and longest <= length < max(9, 2 * longest)
+        for number, ids, labels, mask in zip(
+            *(batch[k] for k in ("number", "input_ids", "labels", "attention_mask")), strict=True
+        ):
+            real = LENGTHS[number]
+            np.testing.assert_array_equal(ids, [number + 1] * real + [0] * (length - real))
+            np.testing.assert_array_equal(labels, [number + 1] * real + [IGNORED_LABEL] * (length - real))
+            np.testing.assert_array_equal(mask, [1] * real + [0] * (length - real))
+
+
+def test_ragged_epochs_have_every_example_once():
+    """Groups of 16 batches cross the epochs' borders: after any whole number of groups, no example is ahead by two."""
+    batches = take(training_batches(ragged(), batch_size=8, seed=3), 16 * 12)
+    for groups in range(1, 13):
+        seen = Counter(int(i) for batch in batches[: 16 * groups] for i in batch["number"])
+        counts = [seen[i] for i in range(101)]
+        assert max(counts) - min(counts) <= 1 and sum(counts) == 128 * groups
+
+
+def test_ragged_rows_of_a_batch_have_similar_lengths():
+    batches = take(training_batches(ragged(), batch_size=8, seed=0), 64)
+    filled = sum(batch["attention_mask"].size for batch in batches) / sum(b["attention_mask"].sum() for b in batches)
+    assert filled < 1.3  # 1.7 when rows meet at random
+
+
+@pytest.mark.parametrize("step", [1, 15, 16, 40])
+def test_ragged_batches_are_a_function_of_seed_and_step(step):
+    whole = take(training_batches(ragged(), batch_size=8, seed=7), 60)
+    same(
+        take(training_batches(ragged(), batch_size=8, seed=7, start_step=step, num_threads=3), 60 - step), whole[step:]
+    )
+    parts = [
+        take(training_batches(ragged(), batch_size=8, seed=7, start_step=step, process_index=i, process_count=4), 9)
+        for i in range(4)
+    ]
+    joined = [{name: np.concatenate([part[i][name] for part in parts]) for name in whole[0]} for i in range(9)]
+    same(joined, whole[step : step + 9])
+    other = take(training_batches(ragged(), batch_size=8, seed=8), 60)
+    assert not any(np.array_equal(a["number"], b["number"]) for a, b in zip(whole, other, strict=True))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 10, 101])
+def test_ragged_evaluation_counts_every_example_once(count, processes):
+    data = ragged(LENGTHS[:count], score=lambda i: np.float32(i), labels=lambda i: np.float32(i))
+    data = Ragged(data.dataset, data.lengths, data.max_length, {"input_ids": 0})
+    parts = [
+        list(evaluation_batches(data, batch_size=4, process_index=i, process_count=processes)) for i in range(processes)
+    ]
+    assert {len(part) for part in parts} == {-(-count // 4)}
+    numbers = np.concatenate([batch["example"] for step in zip(*parts, strict=True) for batch in step])
+    labels = np.concatenate([batch["labels"] for step in zip(*parts, strict=True) for batch in step])
+    assert sorted(numbers[numbers >= 0]) == list(range(count))
+    np.testing.assert_array_equal(labels[numbers >= 0], numbers[numbers >= 0])
+    assert np.isnan(labels[numbers < 0]).all()
+
+
+def test_wrong_lengths_are_refused():
+    dataset = grain.MapDataset.range(2).map(lambda i: {"input_ids": np.zeros(i, np.int32)})
+    with pytest.raises(ValueError, match="there are 3 lengths for 2 examples"):
+        Ragged(dataset, np.array([1, 2, 3]), max_length=8, padding={"input_ids": 0})
+    for lengths in ([0, 1], [1, 9]):
+        with pytest.raises(ValueError, match=f"lengths must be 1 to 8, not {lengths[0]} to {lengths[1]}"):
+            Ragged(dataset, np.array(lengths), max_length=8, padding={"input_ids": 0})
 
 
 # Bad input

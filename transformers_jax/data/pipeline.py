@@ -1,12 +1,13 @@
 """From token ids to batches: fixed by seed and step alone, whatever the number of processes, threads and restarts.
 
 Datasets are `grain.MapDataset`s of examples: `dataset[i]` is example i as a dictionary of arrays, of the same shapes
-for every i. `training_batches` and `evaluation_batches` take any such dataset, of text or not.
+for every i. Examples of different lengths come as `Ragged`. `training_batches` and `evaluation_batches` take both.
 """
 
 import functools
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, SupportsIndex
 
 import grain
 import numpy as np
@@ -15,6 +16,7 @@ IGNORED_LABEL = -100
 """Labels with this value do not count in a loss."""
 
 SHUFFLE_ROUNDS = 10
+GROUPED_BATCHES = 16
 EPOCHS = 1 << 40  # without end, as far as anyone trains
 
 
@@ -58,8 +60,60 @@ def evaluation_blocks(tokens: np.ndarray, length: int) -> grain.MapDataset:
     return grain.MapDataset.source(_Blocks(tokens, length, stride=length, count=-(-(len(tokens) - 1) // length)))
 
 
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Examples of different lengths: `dataset[i]` has `lengths[i]` tokens, at most `max_length`.
+
+    A batch is filled up on the right to the smallest of `length_buckets` that holds its longest row, so that a run
+    compiles a handful of shapes. `padding` names the arrays that have one value a token, and what fills them up; the
+    batch gets an `attention_mask`. All other arrays have the same shape in every example.
+    """
+
+    dataset: grain.MapDataset
+    lengths: np.ndarray
+    max_length: int
+    padding: Mapping[str, int]
+
+    def __post_init__(self):
+        if len(self.lengths) != len(self.dataset):
+            raise ValueError(f"there are {len(self.lengths)} lengths for {len(self.dataset)} examples")
+        if len(self.lengths) and not 1 <= min(self.lengths) <= max(self.lengths) <= self.max_length:
+            raise ValueError(
+                f"lengths must be 1 to {self.max_length}, not {min(self.lengths)} to {max(self.lengths)}"
+            )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def collate(self, rows: Sequence[Mapping[str, np.ndarray]], length: int) -> dict[str, np.ndarray]:
+        """A batch of `rows` with `length` tokens a row."""
+        batch = {}
+        for name in rows[0]:
+            if name in self.padding:
+                batch[name] = np.full((len(rows), length), self.padding[name], np.int32)
+                for i, row in enumerate(rows):
+                    batch[name][i, : len(row[name])] = row[name]
+            else:
+                batch[name] = np.stack([row[name] for row in rows])
+        tokens = np.array([len(row["input_ids"]) for row in rows])
+        return batch | {"attention_mask": (np.arange(length) < tokens[:, None]).astype(np.int32)}
+
+    def bucket(self, indices: Sequence[int] | np.ndarray) -> int:
+        """The length of a batch of these examples."""
+        longest = max(self.lengths[index % len(self)] for index in indices)
+        return next(length for length in length_buckets(self.max_length) if length >= longest)
+
+
+@functools.cache
+def length_buckets(max_length: int) -> tuple[int, ...]:
+    """The lengths that batches are filled up to: 8, 16, 24, 32, 48, 64, 96, 128, 192, ... and `max_length`."""
+    powers = [8 << i for i in range(max_length.bit_length())]
+    steps = sorted({8, 24, *powers, *(3 * power // 2 for power in powers[1:])})
+    return (*(length for length in steps if length < max_length), max_length)
+
+
 def training_batches(
-    dataset: grain.MapDataset,
+    dataset: grain.MapDataset | Ragged,
     *,
     batch_size: int,
     seed: int,
@@ -76,42 +130,73 @@ def training_batches(
     `seed` and n only. Process i has its i-th part, `batch_size / process_count` rows. To continue a run, pass the
     number of steps done.
 
+    Of a `Ragged` dataset, the rows of every 16 batches are sorted by length, cut into batches anew, and these
+    shuffled: rows of similar length meet, and little is filled up.
+
     `num_threads` threads prepare up to `prefetch` batches ahead; 0 threads prepare each when it is asked for.
     Raises `ValueError` for a batch that the processes cannot share evenly, an empty dataset or a negative seed or step.
     """
     local = _local_batch_size(dataset, batch_size, process_index, process_count)
     if seed < 0 or start_step < 0:
         raise ValueError(f"seed {seed} and start_step {start_step} must not be negative")
-    rows = grain.MapDataset.source(_Shuffled(dataset, seed))
-    batches = rows.batch(local)[start_step * process_count + process_index :: process_count]
+    if isinstance(dataset, Ragged):
+        mine = slice(process_index * local, (process_index + 1) * local)
+        batches = grain.MapDataset.source(_Grouped(dataset, seed, batch_size, mine))[start_step:]
+    else:
+        rows = grain.MapDataset.source(_Shuffled(dataset, seed))
+        batches = rows.batch(local)[start_step * process_count + process_index :: process_count]
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch if num_threads else 0)
     return iter(batches.to_iter_dataset(options))
 
 
 def evaluation_batches(
-    dataset: grain.MapDataset, *, batch_size: int, process_index: int = 0, process_count: int = 1
+    dataset: grain.MapDataset | Ragged, *, batch_size: int, process_index: int = 0, process_count: int = 1
 ) -> Iterator[dict[str, np.ndarray]]:
-    """All examples in order, once: this process's rows of each global batch.
+    """All examples, once: this process's rows of each global batch, with their numbers as `example`.
 
-    Every batch has the full size, so that one shape is compiled, and every process has the same number of batches: the
-    missing rows of the last one repeat the first example with all labels -100. Raises as `training_batches`.
+    They come in order, those of a `Ragged` dataset from the shortest to the longest. Every batch has the full size and
+    every process the same number of batches: the missing rows of the last one repeat another example with `example`
+    -1 and labels that do not count (-100, or NaN for numbers). Raises as `training_batches`.
     """
     local = _local_batch_size(dataset, batch_size, process_index, process_count)
-    return _evaluation_batches(dataset, batch_size, local, process_index)
+    return _evaluation_batches(dataset, batch_size, slice(process_index * local, (process_index + 1) * local))
 
 
 def _evaluation_batches(
-    dataset: grain.MapDataset, batch_size: int, local: int, process_index: int
+    dataset: grain.MapDataset | Ragged, batch_size: int, mine: slice
 ) -> Iterator[dict[str, np.ndarray]]:
-    example: Any = dataset[0]
-    filler: dict[str, np.ndarray] = dict(example)
-    filler["labels"] = np.full_like(filler["labels"], IGNORED_LABEL)
-    for start in range(process_index * local, len(dataset) + process_index * local, batch_size):
-        rows: list[Any] = [dataset[i] if i < len(dataset) else filler for i in range(start, start + local)]
-        yield {name: np.stack([row[name] for row in rows]) for name in filler}
+    ragged = isinstance(dataset, Ragged)
+    order = np.argsort(dataset.lengths, kind="stable") if ragged else np.arange(len(dataset))
+    for start in range(0, len(dataset), batch_size):
+        examples = order[start : start + batch_size]
+        numbers = np.full(batch_size, -1, np.int32)
+        numbers[: len(examples)] = examples
+        rows = [
+            _row(dataset, number) if number >= 0 else _uncounted(_row(dataset, examples[0])) for number in numbers[mine]
+        ]
+        if ragged:
+            batch = dataset.collate(rows, dataset.bucket(examples))
+        else:
+            batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        yield batch | {"example": numbers[mine]}
 
 
-def _local_batch_size(dataset: grain.MapDataset, batch_size: int, process_index: int, process_count: int) -> int:
+def _row(dataset: grain.MapDataset | Ragged, index: SupportsIndex) -> dict[str, Any]:
+    row: Any = (dataset.dataset if isinstance(dataset, Ragged) else dataset)[int(index)]
+    return row
+
+
+def _uncounted(row: dict[str, Any]) -> dict[str, Any]:
+    if "labels" not in row:
+        return row
+    labels = np.asarray(row["labels"])
+    ignored = np.nan if np.issubdtype(labels.dtype, np.floating) else IGNORED_LABEL
+    return row | {"labels": np.full_like(labels, ignored)}
+
+
+def _local_batch_size(
+    dataset: grain.MapDataset | Ragged, batch_size: int, process_index: int, process_count: int
+) -> int:
     if not 0 <= process_index < process_count:
         raise ValueError(f"process_index {process_index} must be at least 0 and below process_count {process_count}")
     if batch_size < 1 or batch_size % process_count:
@@ -152,16 +237,47 @@ class _Shuffled:
     def __init__(self, dataset: grain.MapDataset, seed: int):
         self.dataset, self.size = dataset, len(dataset)
         # Not seed + epoch, which would make one run's second epoch another run's first.
-        self.epoch_seed = functools.lru_cache(maxsize=8)(
-            lambda epoch: int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
-        )
+        self.epoch_seed = functools.lru_cache(maxsize=8)(lambda epoch: _derived_seed(seed, epoch))
 
     def __len__(self) -> int:
         return min(self.size * EPOCHS, 1 << 62)
 
-    def __getitem__(self, index: int) -> Any:
-        epoch, position = divmod(int(index), self.size)
+    def index(self, position: int) -> int:
+        """The index in the endless dataset: the epoch stays in it, since grain keys random transformations by it."""
+        epoch, position = divmod(int(position), self.size)
         seed = self.epoch_seed(epoch)
         shuffled = grain.experimental.index_shuffle(position, self.size - 1, seed=seed, rounds=SHUFFLE_ROUNDS)
-        # The epoch stays in the index: grain keys random transformations of the dataset by it.
-        return self.dataset[epoch * self.size + shuffled]
+        return epoch * self.size + shuffled
+
+    def __getitem__(self, position: int) -> Any:
+        return self.dataset[self.index(position)]
+
+
+class _Grouped:
+    """The batches of a shuffled `Ragged` dataset, in groups within which rows are ordered by length."""
+
+    def __init__(self, ragged: Ragged, seed: int, batch_size: int, mine: slice):
+        self.ragged, self.batch_size, self.mine = ragged, batch_size, mine
+        self.shuffled = _Shuffled(ragged.dataset, seed)
+        self.group = functools.lru_cache(maxsize=4)(functools.partial(self._group, seed))
+
+    def __len__(self) -> int:
+        return len(self.shuffled) // self.batch_size
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        group, place = divmod(int(step), GROUPED_BATCHES)
+        indices = self.group(group)[place]
+        rows: list[Any] = [self.ragged.dataset[int(index)] for index in indices[self.mine]]
+        return self.ragged.collate(rows, self.ragged.bucket(indices))
+
+    def _group(self, seed: int, group: int) -> np.ndarray:
+        """(batches, batch_size) indices."""
+        size = GROUPED_BATCHES * self.batch_size
+        indices = np.array([self.shuffled.index(group * size + i) for i in range(size)])
+        by_length = indices[np.argsort(self.ragged.lengths[indices % len(self.ragged)], kind="stable")]
+        order = np.random.default_rng([seed, group]).permutation(GROUPED_BATCHES)
+        return by_length.reshape(GROUPED_BATCHES, self.batch_size)[order]
+
+
+def _derived_seed(seed: int, number: int) -> int:
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
