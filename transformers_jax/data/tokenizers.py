@@ -1,9 +1,11 @@
-"""Tokenizers: characters, bytes, byte-level BPE, and the files of an existing one.
+"""Tokenizers: characters, bytes, byte-level BPE, WordPiece, and the files of an existing one.
 
 The work is done by Hugging Face `tokenizers`, and what is written is its format, so `transformers` reads it. Two things
 are added: a fast path for characters and bytes, whose ids are a table look-up, and a promise about special tokens. Text
 never turns into special tokens: `<|endoftext|>` inside a document is encoded as the thirteen characters it is, as in
-GPT-2's own encoder and nanoGPT's data, so that no text can end a document. Special ids are added by whoever needs them.
+GPT-2's own encoder and nanoGPT's data, so that no text can end a document, and `[SEP]` as the pieces `[`, `sep`, `]`,
+as in BERT's own tokenizer. (transformers recognises them unless told `split_special_tokens=True`.) Special ids are
+added by whoever needs them.
 """
 
 import codecs
@@ -12,18 +14,42 @@ import hashlib
 import itertools
 import json
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 ANY_CHARACTER = r"[\s\S]"
-FILE_PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+FILE_SETS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"), ("vocab.txt",))
+# What a tokenizer of this class calls its special tokens where its configuration does not say.
+BERT, ROBERTA, GPT2 = "BertTokenizer", "RobertaTokenizer", "GPT2Tokenizer"
+SPECIAL_TOKENS = {
+    BERT: {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    },
+    ROBERTA: {
+        "bos_token": "<s>",
+        "pad_token": "<pad>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "mask_token": "<mask>",
+        "cls_token": "<s>",
+        "sep_token": "</s>",
+    },
+    GPT2: {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT},
+}
 
 
 def _byte_symbols() -> list[str]:
@@ -37,11 +63,23 @@ BYTE_SYMBOLS = _byte_symbols()
 SYMBOL_BYTES = {symbol: byte for byte, symbol in enumerate(BYTE_SYMBOLS)}
 
 
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """The pieces of a text, without special tokens."""
+
+    ids: np.ndarray
+    """`(pieces,)` int32."""
+    offsets: np.ndarray
+    """`(pieces, 2)` int32: where each piece begins and ends in the text, in characters, without blanks at either end.
+    A piece of blanks alone is empty. The pieces of one character that is cut into bytes all have its place."""
+
+
 class Tokenizer:
     """Text to ids and back.
 
-    Made by `Tokenizer.character`, `Tokenizer.byte`, `Tokenizer.train_bpe` or `Tokenizer.load`. `config` is the content
-    of `tokenizer_config.json`, which names the special tokens.
+    Made by `Tokenizer.character`, `Tokenizer.byte`, `Tokenizer.train_bpe`, `Tokenizer.train_wordpiece` or
+    `Tokenizer.load`. `config` is the content of `tokenizer_config.json`, which names the special tokens. A tokenizer
+    that has a first token and a separator, and does not say how a text is framed with them, frames it as BERT does.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, *, config: dict[str, Any]):
@@ -52,6 +90,13 @@ class Tokenizer:
         self.backend.no_padding()
         self.backend.encode_special_tokens = True
         self.config = dict(config)
+        if self.backend.post_processor is None and self.cls_id is not None and self.sep_id is not None:
+            cls, sep = (str(self.backend.id_to_token(i)) for i in (self.cls_id, self.sep_id))
+            self.backend.post_processor = processors.TemplateProcessing(
+                single=f"{cls}:0 $A:0 {sep}:0",
+                pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+                special_tokens=[(cls, self.cls_id), (sep, self.sep_id)],
+            )
         self._layout = json.loads(self.backend.to_str())
         self._vocab: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
         self._character_ids = self._character_table()
@@ -99,52 +144,105 @@ class Tokenizer:
         return cls(backend, config=_gpt2_config())
 
     @classmethod
+    def train_wordpiece(cls, texts: Iterable[str], *, vocab_size: int, lowercase: bool = True) -> "Tokenizer":
+        """Train BERT's WordPiece on `texts`: `[PAD]`, `[UNK]`, `[CLS]`, `[SEP]`, `[MASK]` (ids 0 to 4), then characters
+        and pieces by frequency; lower-cased texts lose their accents too, as in BERT.
+
+        Pieces seen once only are not learned, so a small text gives fewer than `vocab_size` tokens; of the characters,
+        the most frequent `vocab_size // 4` are. The same texts give the same ids, whatever the machine.
+        """
+        if vocab_size < 16:
+            raise ValueError(
+                f"vocab_size is {vocab_size}, but five special tokens and some characters need at least 16"
+            )
+        specials = list(SPECIAL_TOKENS[BERT].values())
+        config = {"do_lower_case": lowercase, "strip_accents": None, "tokenize_chinese_chars": True}
+        backend = _wordpiece(models.WordPiece(unk_token="[UNK]"), config)
+        texts = texts if isinstance(texts, Sequence) else list(texts)
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(backend.normalizer.normalize_str(text))
+        characters = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))[: vocab_size // 4]
+        if not characters:
+            raise ValueError("a WordPiece tokenizer needs at least one character of text")
+
+        def train(vocab_size: int, first: list[str]) -> list[str]:
+            trainer = trainers.WordPieceTrainer(
+                vocab_size=vocab_size,
+                min_frequency=2,
+                special_tokens=first,
+                initial_alphabet=sorted(characters),
+                limit_alphabet=len(characters),
+                show_progress=False,
+            )
+            backend.train_from_iterator(texts, trainer)
+            vocab = backend.get_vocab()
+            return sorted(vocab, key=lambda token: vocab[token])
+
+        # The trainer meets words in random order and numbers the characters inside them as it goes, and these numbers
+        # decide between equally frequent pieces: it is told their order, which a training without pieces shows.
+        inside = sorted(token for token in train(0, specials) if len(token) == 3 and token.startswith("##"))
+        vocab = {token: i for i, token in enumerate(train(vocab_size, specials + inside))}
+        backend = _wordpiece(models.WordPiece(vocab=vocab, unk_token="[UNK]"), config)
+        config = {"tokenizer_class": BERT} | config | SPECIAL_TOKENS[BERT]
+        _add_special_tokens(backend, config)
+        return cls(backend, config=config)
+
+    @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
         """Read a directory, or one of its files: `tokenizer.json`, else `vocab.json` with `merges.txt`, else GPT-2's
-        original `encoder.json` with `vocab.bpe`.
+        original `encoder.json` with `vocab.bpe`, else WordPiece's `vocab.txt` (any other `*.txt` that is named).
 
         Special tokens are those named in `tokenizer_config.json` (else `special_tokens_map.json`) beside it; named ones
-        missing from the vocabulary are added at its end, as transformers does. Without either file, `<|endoftext|>` is
-        the first and last token of a text if the vocabulary has it. Raises `FileNotFoundError` or `ValueError`.
+        missing from the vocabulary are added at its end, as transformers does. What these files do not name is called
+        as in BERT, RoBERTa or GPT-2: the one that `tokenizer_class` says, or whose special tokens the vocabulary has.
+        The configuration also decides on `do_lower_case` (BERT's default: yes), `strip_accents`,
+        `tokenize_chinese_chars` and an `add_prefix_space` that is true. Raises `FileNotFoundError` or `ValueError`.
         """
         path = Path(path).expanduser()
         if not path.exists():
             raise FileNotFoundError(f"no tokenizer at {path}; name a directory or file, or: character, byte, bpe")
         directory = path if path.is_dir() else path.parent
-        pair_of = {name: pair for pair in FILE_PAIRS for name in pair}
+        set_of = {name: names for names in FILE_SETS for name in names}
         if path.is_dir():
-            file, pairs = directory / "tokenizer.json", FILE_PAIRS
-        elif path.name in pair_of:
-            file, pairs = None, (pair_of[path.name],)
+            file, sets = directory / "tokenizer.json", FILE_SETS
+        elif path.suffix == ".txt" or path.name in set_of:
+            file, sets = None, (set_of.get(path.name, (path.name,)),)
         else:
-            file, pairs = path, ()
+            file, sets = path, ()
         config = _read_json(directory / "special_tokens_map.json") | _read_json(directory / "tokenizer_config.json")
         if file is not None and file.is_file():
             try:
                 backend = tokenizers.Tokenizer.from_file(str(file))
             except Exception as error:
                 raise ValueError(f"{file} is not a tokenizer.json of Hugging Face tokenizers ({error})") from None
-            default_class = "PreTrainedTokenizerFast"
+            _follow_config(backend, config)
         else:
-            for vocab, merges in pairs:
-                if (directory / vocab).is_file() and (directory / merges).is_file():
+            for names in sets:
+                if all((directory / name).is_file() for name in names):
                     break
             else:
-                wanted = " or ".join(["tokenizer.json"] * path.is_dir() + [" + ".join(pair) for pair in pairs])
+                wanted = " or ".join(["tokenizer.json"] * path.is_dir() + [" + ".join(names) for names in sets])
                 raise FileNotFoundError(f"no tokenizer in {directory}: {wanted} is needed")
-            try:
-                model = models.BPE.from_file(str(directory / vocab), str(directory / merges))
-            except Exception as error:
-                raise ValueError(f"{directory / vocab} and {merges} are not the files of a BPE ({error})") from None
-            backend = _byte_level(model, add_prefix_space=bool(config.get("add_prefix_space", False)))
-            default_class = "GPT2Tokenizer"
-        if not config and backend.token_to_id(END_OF_TEXT) is not None:
-            config = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
+            backend = _read_files([directory / name for name in names], config)
+            file = None
+        family, special_names = _special_names(backend, config)
+        config = special_names | config
         _add_special_tokens(backend, config)
+        if family == ROBERTA and isinstance(backend.post_processor, processors.ByteLevel | None):
+            ends = [_token_text(config[name]) for name in ("sep_token", "cls_token")]
+            sep, start = [(token, backend.token_to_id(token) or 0) for token in ends if token]
+            adds = bool(config.get("add_prefix_space", False))
+            backend.post_processor = processors.RobertaProcessing(sep, start, add_prefix_space=adds)
+        default_class = "PreTrainedTokenizerFast"
+        if file is None:
+            is_wordpiece = isinstance(backend.model, models.WordPiece)
+            default_class = BERT if is_wordpiece else ROBERTA if family == ROBERTA else GPT2
         return cls(backend, config={"tokenizer_class": default_class} | config)
 
     def save(self, directory: str | Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json`, and `vocab.json` and `merges.txt` of a byte-level BPE.
+        """Write `tokenizer.json` and `tokenizer_config.json`, and `vocab.json` and `merges.txt` of a byte-level BPE or
+        `vocab.txt` of a WordPiece.
 
         `Tokenizer.load` and transformers' `AutoTokenizer` read the directory.
         """
@@ -153,7 +251,8 @@ class Tokenizer:
         (directory / "tokenizer.json").write_text(self.backend.to_str(pretty=True), encoding="utf-8")
         config = json.dumps(self.config, indent=2, ensure_ascii=False, sort_keys=True)
         (directory / "tokenizer_config.json").write_text(config + "\n", encoding="utf-8")
-        if self._is_byte_level and self._layout["model"]["type"] == "BPE":
+        kind = self._layout["model"]["type"]
+        if kind == "WordPiece" or (kind == "BPE" and self._is_byte_level):
             self.backend.model.save(str(directory))
 
     # Using one
@@ -175,6 +274,20 @@ class Tokenizer:
             return [table[np.frombuffer(text.encode(), np.uint8)] for text in texts]
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+
+    def pieces(self, texts: Sequence[str]) -> list[Pieces]:
+        """`encode` of many texts at once, with the place of each piece in its text."""
+        if self._character_ids is not None:
+            places = (np.arange(len(text), dtype=np.int32) for text in texts)
+            return [
+                Pieces(self._encode_characters(text), np.stack([place, place + 1], axis=1))
+                for text, place in zip(texts, places, strict=True)
+            ]
+        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            Pieces(np.array(encoding.ids, np.int32), _exact_offsets(text, encoding.offsets))
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Text of `ids`, special tokens included. Bytes that are not UTF-8 give U+FFFD; ids without a token nothing."""
@@ -215,6 +328,26 @@ class Tokenizer:
         """Id of the padding token, if there is one (GPT-2 has none)."""
         return self._special_id("pad_token")
 
+    @property
+    def unk_id(self) -> int | None:
+        """Id that stands for what the vocabulary does not have, if there is one."""
+        return self._special_id("unk_token")
+
+    @property
+    def cls_id(self) -> int | None:
+        """Id of the token whose output stands for the whole text (`[CLS]`, RoBERTa's `<s>`), if there is one."""
+        return self._special_id("cls_token")
+
+    @property
+    def sep_id(self) -> int | None:
+        """Id of the token after each text (`[SEP]`, RoBERTa's `</s>`), if there is one."""
+        return self._special_id("sep_token")
+
+    @property
+    def mask_id(self) -> int | None:
+        """Id of the token that hides another one, if there is one."""
+        return self._special_id("mask_token")
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 of everything that decides the ids. Equal fingerprints: equal ids for every text."""
@@ -223,7 +356,14 @@ class Tokenizer:
             _without_empty(self._layout[part]) for part in ("added_tokens", "normalizer", "pre_tokenizer", "decoder")
         ]
         model = {name: value for name, value in self._layout["model"].items() if value or name == "vocab"}
-        content = json.dumps([*parts, model, self.bos_id, self.eos_id, self.pad_id], sort_keys=True)
+        # Only where there are some, so that tokenizers without them keep the fingerprint they had before these counted.
+        more = {"cls": self.cls_id, "sep": self.sep_id, "mask": self.mask_id}
+        more = (
+            [{name: i for name, i in more.items() if i is not None}]
+            if any(i is not None for i in more.values())
+            else []
+        )
+        content = json.dumps([*parts, model, self.bos_id, self.eos_id, self.pad_id, *more], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
     @functools.cached_property
@@ -378,7 +518,64 @@ def _byte_level(model: models.Model, *, add_prefix_space: bool = False) -> token
 
 def _gpt2_config() -> dict[str, Any]:
     names = ("bos_token", "eos_token", "unk_token")
-    return {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False} | dict.fromkeys(names, END_OF_TEXT)
+    return {"tokenizer_class": GPT2, "add_prefix_space": False} | dict.fromkeys(names, END_OF_TEXT)
+
+
+def _wordpiece(model: models.Model, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    _follow_config(backend, config)
+    return backend
+
+
+def _follow_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+    """The configuration wins over tokenizer.json, as in transformers."""
+    normalizer, splitter = backend.normalizer, backend.pre_tokenizer
+    if isinstance(normalizer, normalizers.BertNormalizer):
+        backend.normalizer = normalizers.BertNormalizer(
+            clean_text=normalizer.clean_text,
+            handle_chinese_chars=config.get("tokenize_chinese_chars", normalizer.handle_chinese_chars),
+            strip_accents=config.get("strip_accents", normalizer.strip_accents),
+            lowercase=config.get("do_lower_case", normalizer.lowercase),
+        )
+    if isinstance(splitter, pre_tokenizers.ByteLevel) and config.get("add_prefix_space"):
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=splitter.use_regex)
+    if isinstance(backend.model, models.WordPiece) and backend.decoder is None:
+        backend.decoder = decoders.WordPiece(prefix="##")
+
+
+def _read_files(files: Sequence[Path], config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The tokenizer of `vocab.txt`, or of a vocabulary and its merges."""
+    if len(files) == 2:
+        vocab, merges = files
+        try:
+            model = models.BPE.from_file(str(vocab), str(merges))
+        except Exception as error:
+            raise ValueError(f"{vocab} and {merges.name} are not the files of a BPE ({error})") from None
+        return _byte_level(model, add_prefix_space=bool(config.get("add_prefix_space", False)))
+    (vocab,) = files
+    unknown = _token_text(config.get("unk_token")) or "[UNK]"
+    try:
+        model = models.WordPiece.from_file(str(vocab), unk_token=unknown)
+    except Exception as error:
+        raise ValueError(f"{vocab} is not the vocabulary of a WordPiece tokenizer ({error})") from None
+    if model.token_to_id(unknown) is None:
+        raise ValueError(f"{vocab} is not the vocabulary of a WordPiece tokenizer: no line of it is {unknown}")
+    return _wordpiece(model, config)
+
+
+def _special_names(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> tuple[str | None, dict[str, str]]:
+    """Whose conventions the tokenizer follows, and the names of special tokens that follow from them."""
+    family = str(config.get("tokenizer_class")).removesuffix("Fast")
+    family = BERT if family in ("DistilBertTokenizer", "ElectraTokenizer") else family
+    if family in (BERT, ROBERTA):
+        return family, SPECIAL_TOKENS[family]
+    if not any(name in config for name in SPECIAL_NAMES):
+        for family, names in SPECIAL_TOKENS.items():
+            if all(backend.token_to_id(token) is not None for token in names.values()):
+                return family, names
+    return None, {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -411,6 +608,22 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -
             backend.add_special_tokens([AddedToken(token, normalized=False)])
         elif backend.token_to_id(token) is None:
             backend.add_tokens([AddedToken(token, normalized=False)])
+
+
+def _exact_offsets(text: str, offsets: list[tuple[int, int]]) -> np.ndarray:
+    """Offsets without blanks, which byte-level pieces begin with, and with the accents that WordPiece strips."""
+    exact = np.array(offsets, np.int32).reshape(-1, 2)
+    for i, (start, end) in enumerate(offsets):
+        if start < end and (text[start].isspace() or text[end - 1].isspace()):
+            piece = text[start:end]
+            end = start + len(piece.rstrip())
+            exact[i] = min(start + len(piece) - len(piece.lstrip()), end), end
+        if end < len(text) and text[end] > "\u02ff" and unicodedata.category(text[end]) == "Mn":
+            following = offsets[i + 1][0] if i + 1 < len(offsets) else len(text)
+            while end < following and unicodedata.category(text[end]) == "Mn":
+                end += 1
+            exact[i, 1] = max(end, exact[i, 1])
+    return exact
 
 
 def _without_empty(value: Any) -> Any:
