@@ -152,28 +152,12 @@ def test_identity_notices_a_change_of_the_same_length(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def notes_for_test(tmp_path_factory):
+def notes_for_test(prepare_tfds):
     """A prepared TFDS set of two examples a split."""
     import tensorflow_datasets as tfds
 
-    class NotesForTest(tfds.core.GeneratorBasedBuilder):
-        VERSION = tfds.core.Version("1.0.0")
-
-        def _info(self):
-            features = {"note": tfds.features.Text(), "stars": tfds.features.Scalar(np.int64)}
-            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
-
-        def _split_generators(self, dl_manager):
-            return {split: self._generate_examples(split) for split in ("train", "test")}
-
-        def _generate_examples(self, split):
-            for i in range(2):
-                yield i, {"note": f"{split} {i} été", "stars": i}
-
-    folder = tmp_path_factory.mktemp("tfds")
-    NotesForTest(data_dir=folder).download_and_prepare(file_format="array_record")
-    tfds.core.add_data_dir(folder)
-    return "tfds:notes_for_test"
+    examples = {split: [{"note": f"{split} {i} été", "stars": i} for i in range(2)] for split in ("train", "test")}
+    return prepare_tfds("NotesForTest", {"note": tfds.features.Text(), "stars": np.int64}, examples)
 
 
 def test_tfds_sets_are_read_without_tensorflow(notes_for_test):
