@@ -1,6 +1,8 @@
-"""Where examples come from: text sources, tokenizers, corpora on disk, and the pipeline of batches."""
+"""Where examples come from: text and labelled data, tokenizers, corpora on disk, and the pipeline of batches."""
 
 from transformers_jax.data.base import Data
+from transformers_jax.data.classification import ClassificationData, LabelledText, read_classification
+from transformers_jax.data.conll import EntityData, TaggedSentence, read_entities
 from transformers_jax.data.corpus import Corpus, TextData, prepare_corpus
 from transformers_jax.data.encoding import (
     EncodedWords,
@@ -13,6 +15,7 @@ from transformers_jax.data.encoding import (
     split_words,
     token_span,
 )
+from transformers_jax.data.labelled import LabelledData
 from transformers_jax.data.pipeline import (
     IGNORED_LABEL,
     Ragged,
@@ -21,16 +24,26 @@ from transformers_jax.data.pipeline import (
     token_blocks,
     training_batches,
 )
+from transformers_jax.data.squad import Question, SpanData, read_questions
+from transformers_jax.data.tables import Row, read_rows
 from transformers_jax.data.text_sources import TextSource, open_text
 from transformers_jax.data.tokenizers import Pieces, TextStream, Tokenizer
 
 __all__ = [
     "IGNORED_LABEL",
+    "ClassificationData",
     "Corpus",
     "Data",
     "EncodedWords",
+    "EntityData",
+    "LabelledData",
+    "LabelledText",
     "Pieces",
+    "Question",
     "Ragged",
+    "Row",
+    "SpanData",
+    "TaggedSentence",
     "Template",
     "TextData",
     "TextSource",
@@ -45,6 +58,10 @@ __all__ = [
     "evaluation_blocks",
     "open_text",
     "prepare_corpus",
+    "read_classification",
+    "read_entities",
+    "read_questions",
+    "read_rows",
     "split_words",
     "token_blocks",
     "token_span",
