@@ -229,11 +229,10 @@ class Tokenizer:
         family, special_names = _special_names(backend, config)
         config = special_names | config
         _add_special_tokens(backend, config)
-        if family == ROBERTA and isinstance(backend.post_processor, processors.ByteLevel | None):
-            ends = [_token_text(config[name]) for name in ("sep_token", "cls_token")]
-            sep, start = [(token, backend.token_to_id(token) or 0) for token in ends if token]
+        ends = [(token, backend.token_to_id(token) or 0) for token in _named(config, "sep_token", "cls_token")]
+        if family == ROBERTA and len(ends) == 2 and isinstance(backend.post_processor, processors.ByteLevel | None):
             adds = bool(config.get("add_prefix_space", False))
-            backend.post_processor = processors.RobertaProcessing(sep, start, add_prefix_space=adds)
+            backend.post_processor = processors.RobertaProcessing(ends[0], ends[1], add_prefix_space=adds)
         default_class = "PreTrainedTokenizerFast"
         if file is None:
             is_wordpiece = isinstance(backend.model, models.WordPiece)
@@ -356,14 +355,11 @@ class Tokenizer:
             _without_empty(self._layout[part]) for part in ("added_tokens", "normalizer", "pre_tokenizer", "decoder")
         ]
         model = {name: value for name, value in self._layout["model"].items() if value or name == "vocab"}
-        # Only where there are some, so that tokenizers without them keep the fingerprint they had before these counted.
-        more = {"cls": self.cls_id, "sep": self.sep_id, "mask": self.mask_id}
-        more = (
-            [{name: i for name, i in more.items() if i is not None}]
-            if any(i is not None for i in more.values())
-            else []
-        )
-        content = json.dumps([*parts, model, self.bos_id, self.eos_id, self.pad_id, *more], sort_keys=True)
+        special = [self.bos_id, self.eos_id, self.pad_id]
+        # Tokenizers without these keep the fingerprint that they had before these counted.
+        if (more := [self.cls_id, self.sep_id, self.mask_id]) != [None] * 3:
+            special += more
+        content = json.dumps([*parts, model, *special], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
     @functools.cached_property
@@ -595,13 +591,16 @@ def _token_text(token: Any) -> str | None:
     return token.get("content") if isinstance(token, dict) else token
 
 
+def _named(config: dict[str, Any], *names: str) -> list[str]:
+    return [token for token in (_token_text(config.get(name)) for name in names) if token]
+
+
 def _add_special_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
     described = config.get("added_tokens_decoder") or {}
     names = [_token_text(described[token_id]) for token_id in sorted(described, key=int)]
     special = {_token_text(token) for token in described.values() if token.get("special", True)}
-    for name in SPECIAL_NAMES:
-        special.add(_token_text(config.get(name)))
-        names.append(_token_text(config.get(name)))
+    names += _named(config, *SPECIAL_NAMES)
+    special.update(_named(config, *SPECIAL_NAMES))
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for token in dict.fromkeys(name for name in names if name and name not in known):
         if token in special:
