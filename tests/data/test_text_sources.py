@@ -92,6 +92,10 @@ def test_tables_give_one_document_a_row(tmp_path):
             read(tmp_path / name)
     write(tmp_path / "a.tsv", 'label\ttext\n1\tan "odd quote\n0\tnext\n')
     assert read(tmp_path / "a.tsv") == ['an "odd quote', "next"]
+    write(tmp_path / "b.tsv", "1\tfirst\n0\tnext\n")
+    assert read(tmp_path / "b.tsv", text_column="1") == ["first", "next"]
+    write(tmp_path / "list.json", json.dumps([{"body": row} for row in ROWS], indent=2))
+    assert read(tmp_path / "list.json", text_column="body") == ROWS
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class EntityData(LabelledData):
 
     # The comments are the help texts of the command line.
 
-    # Case often tells names from words, so it is kept.
+    # Whether 'wordpiece' ignores case and accents. Case often tells names from other words.
     lowercase: bool = False
 
     # The column of the words: a number for column files (0 is the first), a name for tables (unset: tokens or words).
@@ -37,8 +37,8 @@ class EntityData(LabelledData):
     # ner).
     tag_column: str = "-1"
 
-    # How entities are written: iob2 (B-X begins every entity), iob1 (B-X only between neighbours of one type), iobes
-    # (E-X ends an entity and S-X is one of a single word), or auto, which looks at all tags and accepts small mistakes.
+    # How entities are written. iob2: B-X begins every entity; iob1: B-X only parts neighbours of one type; iobes: E-X
+    # ends an entity, and S-X is one of a single word; auto: looks at all tags, and accepts small mistakes.
     scheme: Literal["auto", "iob1", "iob2", "iobes"] = "auto"
 
     def __post_init__(self):

@@ -48,9 +48,10 @@ def open_text(specification: str, *, text_column: str = "text") -> TextSource:
     - `builtin:python-docs`: the help topics inside CPython, one document a topic, sorted by name. It differs a little
       between Python versions.
     - a file or a glob (`corpus/**/*.txt`; matches are sorted, a file matched twice is read once). `.jsonl` (also
-      `.ndjson` and `.json`, one object a line), `.csv`, `.tsv` (no quoting) and `.parquet` hold one document a row in
-      `text_column`, and empty cells are skipped; every other file is one document of UTF-8 text, whose newlines stay as
-      they are and whose byte order mark is dropped. All but Parquet may be compressed (`.gz`).
+      `.ndjson` and `.json`, one object a line), `.json` with one list of objects (held in memory), `.csv`, `.tsv` (no
+      quoting) and `.parquet` hold one document a row in `text_column`, and empty cells are skipped; every other file is
+      one document of UTF-8 text, whose newlines stay as they are and whose byte order mark is dropped. All but Parquet
+      may be compressed (`.gz`). `text_column` is a name or, for `.csv` and `.tsv` without header, a number.
     - a directory: every file below it named `.txt`, `.text`, `.md`, `.rst` or like the tables above, sorted by path;
       hidden ones are left out.
     - `tfds:name[/config][:version][:split]` (split `train` unless given, slices as in `train[:10%]`): a TensorFlow
