@@ -137,13 +137,13 @@ AROUND = {
 @pytest.mark.parametrize(
     "name, row, message",
     [
-        ("a.jsonl", '{"text": ', "line 2: not a JSON object a line"),
+        ("a.jsonl", '{"text": ', """line 2: not a JSON object a line .*: '{"text":'"""),
         ("a.jsonl", "[" * 200_000, "line 2: not a JSON object a line"),
         ("a.jsonl", "[1]", "line 2: a JSON object is needed, not a list"),
         ("a.jsonl", '{"label": 0}', "line 2: no column 'text'; set text_column to one of: label"),
         ("a.jsonl", '{"text": "\\ud800", "label": 0}', "line 2: 'text' is not valid Unicode"),
         ("a.jsonl", b'"\xff"', r"byte 31 \(0xff\), in line 2, is not valid UTF-8"),
-        ("a.csv", "this, is cut,x", "line 3: 3 fields, but the header has 2; quote fields"),
+        ("a.csv", "this, is cut,x", r"line 3: 3 fields, but .* 2; quote .* \('this, is cut,x'\)"),
         ("a.csv", "short", "line 3: 1 fields"),
         ("a.csv", '"open,x', "line 3: unexpected end of data"),
         ("a.csv", '"a "b" c",x', "line 3: ',' expected after"),

@@ -152,7 +152,7 @@ def _json_values(path: Path, bad: Callable[[str], None]) -> Iterator[tuple[str, 
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            bad(f"{path}, line {number}: not a JSON object a line ({error})")
+            bad(f"{path}, line {number}: not a JSON object a line ({error}): {line.rstrip()[:60]!r}")
         else:
             yield "line", number, row, "\\u" in line
 
@@ -265,7 +265,8 @@ class _Records(Iterator[tuple[int, list[str]]]):
 
     def reject(self, problem: str) -> None:
         """The last record is bad."""
-        self._bad(f"{self._path}, line {self._taken[0][0]}: {problem}")
+        number, line = self._taken[0]
+        self._bad(f"{self._path}, line {number}: {problem} ({line.rstrip()[:60]!r})")
         self._again.extendleft(reversed(self._taken[1:]))
         self._reader = self._open()  # the old one may have met the end of the file
 
