@@ -1,26 +1,36 @@
 """An experiment: a task, a model, data and training put together; running one, and loading what it made."""
 
-import contextlib
 import dataclasses
 import importlib.util
 import json
-import os
+import logging
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import numpy as np
 from flax import nnx
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformers_jax.data import Data, Tokenizer, evaluation_batches, training_batches
 from transformers_jax.models import ModelConfig
 from transformers_jax.nn import stacked_mask
 from transformers_jax.pretrained import find_directory, from_pretrained
-from transformers_jax.tasks import Examples, LanguageModeling, Task
+from transformers_jax.runs import (
+    FINGERPRINTS,
+    alone_in,
+    check_same_run,
+    describe,
+    description_of_run,
+    read_description,
+    write_atomically,
+)
+from transformers_jax.tasks import LOWER_IS_BETTER, Examples, Task, task_of
 from transformers_jax.training.checkpoint import Checkpointer
 from transformers_jax.training.logging import MetricsLogger
 from transformers_jax.training.loop import Progress, TrainingConfig, train
@@ -35,14 +45,11 @@ from transformers_jax.training.mesh import (
 )
 from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from transformers_jax.training.paths import named_leaves, with_leaves
-from transformers_jax.training.settings import flat, from_data, to_data
+from transformers_jax.training.settings import from_data, to_data
 from transformers_jax.training.state import TrainState, count_parameters
 from transformers_jax.training.step import make_train_step
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+logger = logging.getLogger("transformers_jax")
 
 
 @dataclass(frozen=True)
@@ -56,27 +63,14 @@ class Experiment:
     training: TrainingConfig = TrainingConfig()
     mesh: MeshConfig = MeshConfig()
     initial_checkpoint: str | None = None
-    """A run or Hugging Face checkpoint to start from: its weights, tokenizer and sizes replace those of the config."""
+    """A run or Hugging Face checkpoint to start from: its weights, tokenizer and sizes replace those of the config. Its
+    head goes on if it is the task's, with the same labels; otherwise a new one starts."""
     seed: int = 0
     """Decides initial weights, the order of the examples, and dropout."""
 
     def __post_init__(self):
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must not be negative")
-
-
-# What may differ when a run is continued: it changes how the numbers are computed, not which.
-CHANGEABLE = (
-    "mesh",
-    "initial_checkpoint",
-    "model.remat",
-    "model.unroll",
-    "model.attention",
-    "task.sample_prompt",
-    "task.sample_tokens",
-    "task.sample_temperature",
-    *(f"training.{field.name}" for field in dataclasses.fields(TrainingConfig) if field.name not in ("batch_size",)),
-)
 
 
 @dataclass(frozen=True)
@@ -92,6 +86,23 @@ class Loaded:
     experiment: Experiment | None = None
     step: int | None = None
     data_fingerprint: str | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes that the model tells apart, in the order of its logits."""
+        return self.model.config.labels
+
+    def predict(self, inputs: Sequence[Any], *, batch_size: int = 32) -> list[dict[str, Any]]:
+        """What the model says of each input, as its task writes it: see `predictions` there."""
+        if isinstance(inputs, str | Mapping):
+            raise ValueError("predict takes a list of inputs; put the single one into brackets")
+        if not inputs:
+            return []
+        task, config = self.task, self.model.config
+        features = task.features(inputs, self.processor, config)
+        over = _over_all(lambda model, batch: ({}, task.rows(model, batch)), make_mesh(MeshConfig(data=1)))
+        _, rows = over(self.model, features.dataset, batch_size)
+        return task.predictions(rows, features, config)
 
 
 @dataclass(frozen=True)
@@ -111,31 +122,40 @@ def run(experiment: Experiment, workdir: str | Path) -> RunResult:
     started with are a ValueError that lists the differences, except for what `CHANGEABLE` names.
     """
     workdir = Path(workdir).absolute()
-    with _alone_in(workdir):
+    with alone_in(workdir):
         return _run(experiment, workdir)
 
 
 def _run(experiment: Experiment, workdir: Path) -> RunResult:
-    task, training = experiment.task, experiment.training
-    mesh = make_mesh(experiment.mesh)
-    check_batch(training.batch_size, training.accumulation, mesh)
+    task, mesh = experiment.task, make_mesh(experiment.mesh)
+    check_batch(experiment.training.batch_size, experiment.training.accumulation, mesh)
 
     checkpointer = Checkpointer(workdir / "checkpoints")
-    begun = _description_of_run(checkpointer)
+    begun = description_of_run(checkpointer)
+    if begun is not None:  # with the settings that are newer than the run
+        begun = begun | {"experiment": to_data(from_data(begun["experiment"], Experiment))}
     initial, config, processor = None, experiment.model, None
     if experiment.initial_checkpoint is not None:
         if begun is None:
             initial = load(experiment.initial_checkpoint, mesh=mesh)
             config, processor = initial.model.config, initial.processor
+            if not _goes_on(initial, task):
+                config = dataclasses.replace(config, labels=(), problem_type=None)
         else:  # all that is needed of it is in the run by now
-            config, processor = (
-                from_data(begun["experiment"]["model"], ModelConfig),
-                Tokenizer.load(workdir / "tokenizer"),
-            )
+            config = from_data(begun["experiment"]["model"], ModelConfig)
+            processor = Tokenizer.load(workdir / "tokenizer")
         config = config.with_run_fields(experiment.model)
-    examples = task.prepare(experiment.data, config, processor)
-    config = task.configure(config, examples.processor)
-    experiment = dataclasses.replace(experiment, model=config)
+    examples = task.prepare(experiment.data, config, processor, seed=experiment.seed)
+    assert examples.train is not None  # it was asked for
+    config = task.configure(config, examples)
+    training = experiment.training.resolved(len(examples.train))
+    experiment = dataclasses.replace(experiment, model=config, training=training)
+    metric = task.metric if training.metric is None else training.metric
+    maximize = metric not in LOWER_IS_BETTER
+    checkpointer.close()
+    checkpointer = Checkpointer(
+        workdir / "checkpoints", best_metric=f"eval/{metric}", best_mode="max" if maximize else "min"
+    )
     schedule = make_schedule(experiment.optimizer, training.steps)
 
     def build() -> Any:
@@ -151,16 +171,19 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     placed = shardings(abstract, mesh)
 
     description = describe(experiment, examples)
-    changes = [] if begun is None else _check_same_run(begun, description, workdir)
+    changes = [] if begun is None else check_same_run(begun, description, workdir)
     logger = MetricsLogger(workdir, total_steps=training.steps)
     restored = checkpointer.restore_latest(_abstract_with(abstract, placed))
     if restored is None:
         start, meta = 0, {}
-        model = None if initial is None else _same_parameters(model, initial.model)
-        state = jax.jit(create, out_shardings=placed)(model)
+        if initial is not None:
+            model = _continue_from(initial, model, build, same_head=_goes_on(initial, task))
+            state = jax.jit(create, out_shardings=placed)(model)
+        else:
+            state = jax.jit(create, out_shardings=placed)()
     else:
         start, state, meta = restored
-    _write_atomically(workdir / "experiment.json", json.dumps(description, indent=1) + "\n")
+    write_atomically(workdir / "experiment.json", json.dumps(description, indent=1) + "\n")
     examples.processor.save(workdir / "tokenizer")
     logger.truncate(start)
     logger.print_summary(_summary(experiment, examples, mesh, state.model, start, workdir))
@@ -176,7 +199,6 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
         out_shardings=(placed, NamedSharding(mesh, PartitionSpec())),
         donate_argnums=0,
     )
-    assert examples.train is not None  # it was asked for
     host_batches = training_batches(
         examples.train,
         batch_size=training.batch_size,
@@ -195,11 +217,13 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
         config=training,
         start_step=start,
         progress=Progress(**meta["progress"]) if "progress" in meta else None,
-        evaluate=make_evaluate(task, examples, mesh, training.batch_size),
+        evaluate=make_evaluate(task, examples, mesh, training.batch_size, config=config),
+        metric=metric,
+        maximize=maximize,
         checkpointer=checkpointer,
         logger=logger,
         meta={"description": description},
-        items_per_step=training.batch_size * task.items_per_example(config),
+        items_per_step=training.batch_size * examples.items_per_example,
     )
     checkpointer.close()
     logger.close()
@@ -217,48 +241,65 @@ def evaluate(loaded: Loaded, data: Data | None = None, *, batch_size: int = 8) -
             raise ValueError("a Hugging Face checkpoint has no held-out data of its own; name some")
         data = loaded.experiment.data
         given = False
-    examples = loaded.task.prepare(data, loaded.model.config, loaded.processor, training=False)
+    config = loaded.model.config
+    examples = loaded.task.prepare(data, config, loaded.processor, training=False)
     if not given and examples.fingerprint != loaded.data_fingerprint:
         # Its held-out part may be text that the model was trained on.
         raise ValueError(f"{FINGERPRINTS['data']}; name the text to evaluate on")
-    return make_evaluate(loaded.task, examples, make_mesh(MeshConfig(data=1)), batch_size)(loaded.model)
+    mesh = make_mesh(MeshConfig(data=1))
+    return make_evaluate(loaded.task, examples, mesh, batch_size, config=config)(loaded.model)
 
 
-def make_evaluate(task: Task, examples: Examples, mesh: Mesh, batch_size: int) -> Callable[[Any], dict[str, float]]:
+def make_evaluate(
+    task: Task, examples: Examples, mesh: Mesh, batch_size: int, *, config: ModelConfig
+) -> Callable[[Any], dict[str, float]]:
     """A function from a model to its metrics over all of `examples.validation`, each example counted once."""
-    step, rows = jax.jit(task.metric_sums), batch_sharding(mesh)
+    over = _over_all(task.evaluate, mesh)
 
     def evaluate(model: Any) -> dict[str, float]:
-        totals: dict[str, float] = {}
-        batches = evaluation_batches(
-            examples.validation,
-            batch_size=batch_size,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-        )
-        pending: list[dict[str, jax.Array]] = []
-
-        def settle(leave: int) -> None:
-            while len(pending) > leave:
-                for name, value in pending.pop(0).items():
-                    totals[name] = totals.get(name, 0.0) + float(value)
-
-        for batch in batches:
-            pending.append(step(model, put_batch(batch, rows)))
-            settle(leave=2)
-        settle(leave=0)
-        return task.finish(totals, examples.extra)
+        totals, rows = over(model, examples.validation, batch_size)
+        return task.finish(totals, rows, examples.extra, config)
 
     return evaluate
 
 
-def describe(experiment: Experiment, examples: Examples) -> dict[str, Any]:
-    """A run as data: its settings, and fingerprints of what they cannot show."""
-    return {
-        "experiment": to_data(experiment),
-        "data": examples.fingerprint,
-        "processor": examples.processor.fingerprint,
-    }
+def _over_all(function: Callable[[Any, Any], tuple[dict[str, Any], dict[str, Any]]], mesh: Mesh) -> Callable[..., Any]:
+    """From `function(model, batch) -> (sums, arrays with a row for each example)` to `(model, dataset, batch_size) ->
+    (totals, rows in the order of the examples)`, compiled once a shape."""
+    step, spread = jax.jit(function), batch_sharding(mesh)
+
+    def over(model: Any, dataset: Any, batch_size: int) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
+        totals: dict[str, float] = {}
+        rows: list[Any] = [None] * len(dataset)
+        pending: list[Any] = []
+
+        def settle(leave: int) -> None:
+            while len(pending) > leave:
+                (sums, arrays), numbers = pending.pop(0)
+                for name, value in sums.items():
+                    totals[name] = totals.get(name, 0.0) + float(value)
+                arrays = {name: _whole(array) for name, array in arrays.items()}
+                for place, number in enumerate(_whole(numbers)):
+                    if number >= 0:
+                        rows[number] = {name: array[place] for name, array in arrays.items()}
+
+        processes = dict(process_index=jax.process_index(), process_count=jax.process_count())
+        for batch in evaluation_batches(dataset, batch_size=batch_size, **processes):
+            batch = put_batch(batch, spread)
+            numbers = batch.pop("example")
+            pending.append((step(model, batch), numbers))
+            settle(leave=2)
+        settle(leave=0)
+        return totals, rows
+
+    return over
+
+
+def _whole(array: jax.Array) -> np.ndarray:
+    """All rows of an array, of which each process may hold some."""
+    if jax.process_count() > 1:
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return np.asarray(array)
 
 
 def load(
@@ -284,7 +325,7 @@ def load(
 
 
 def _load_run(directory: Path, which: Any, dtype: str | None, mesh: Mesh | None) -> Loaded:
-    description = _read_description(directory)
+    description = read_description(directory)
     experiment = from_data(description["experiment"], Experiment)
     config = experiment.model if dtype is None else dataclasses.replace(experiment.model, dtype=dtype)
     model = jax.eval_shape(lambda: experiment.task.build(config, rngs=nnx.Rngs(0)))
@@ -303,7 +344,7 @@ def _load_pretrained(source: str | Path, dtype: str | None, mesh: Mesh | None) -
     directory = find_directory(source)
     placed = None if mesh is None else partial(sharding_of, mesh=mesh)
     model = from_pretrained(directory, shardings=placed, changes=None if dtype is None else {"dtype": dtype})
-    return Loaded(model, Tokenizer.load(directory), LanguageModeling())
+    return Loaded(model, Tokenizer.load(directory), task_of(model))
 
 
 def load_config(name: str) -> Experiment:
@@ -328,73 +369,48 @@ def load_config(name: str) -> Experiment:
     return experiment
 
 
-def _read_description(workdir: Path) -> dict[str, Any]:
-    path = workdir / "experiment.json"
-    try:
-        description = json.loads(path.read_text())
-        if not isinstance(description["experiment"], dict):
-            raise TypeError("its experiment is not an object")
-        return description
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is damaged ({type(error).__name__}: {error}); take it from a copy of the run"
-        ) from None
-
-
-def _description_of_run(checkpointer: Checkpointer) -> dict[str, Any] | None:
-    """What the newest good checkpoint says of its run; None where no run has begun.
-
-    Checkpoints of which none can be used are a ValueError: starting anew would delete them.
-    """
-    try:
-        return checkpointer.read_meta("latest")[1].get("description")
-    except FileNotFoundError:
-        if found := checkpointer.found():
-            names = ", ".join(path.name for path in found)
-            raise ValueError(
-                f"{checkpointer.directory} holds {names}, but nothing that can be used; repair it, or move it away to "
-                "start from the beginning"
-            ) from None
-        return None
-
-
-FINGERPRINTS = {
-    "data": "the text, its tokens or its held-out part are not those the run began with",
-    "processor": "the tokenizer is not the one the run began with",
-}
-
-
-def _check_same_run(old: dict[str, Any], new: dict[str, Any], workdir: Path) -> list[str]:
-    """The harmless differences between two descriptions of a run; ValueError if there are others."""
-    old, new = flat(old), flat(new)
-    differences = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-
-    def harmless(name: str) -> bool:
-        # The data's fingerprint says whether the text is the same, wherever it lies.
-        names = (*(f"experiment.{changeable}" for changeable in CHANGEABLE), "experiment.data")
-        return name in names or name.startswith(tuple(f"{changeable}." for changeable in names))
-
-    def describe(name: str) -> str:
-        change = f"{name.removeprefix('experiment.')} {old.get(name)} -> {new.get(name)}"
-        return FINGERPRINTS.get(name, change)
-
-    refused = [describe(name) for name in differences if not harmless(name)]
-    if refused:
-        raise ValueError(
-            f"{workdir} holds a run with other settings: {'; '.join(refused)}. "
-            f"Use another --workdir, or the settings it was started with"
-        )
-    return [describe(name) for name in differences]
-
-
 def _abstract_with(tree: Any, placed: Any) -> Any:
     return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, placed)
 
 
-def _same_parameters(model: Any, loaded: Any) -> Any:
-    """The parameters of `loaded` in the structure and types of the abstract `model`."""
-    parameters = named_leaves(loaded)
-    return with_leaves(model, {name: parameters[name].astype(x.dtype) for name, x in named_leaves(model).items()})
+def _goes_on(initial: Loaded, task: Task) -> bool:
+    """Whether the head of a checkpoint is what a task starts from."""
+    return type(initial.model) is task.head and not getattr(task, "new_head", False)
+
+
+def _continue_from(initial: Loaded, model: Any, build: Callable[[], Any], *, same_head: bool) -> Any:
+    """The abstract `model` with the parameters of a checkpoint in its types, and new ones where its head is another.
+
+    What is new and what is left out is logged; it can only be the head, and the pooler below it.
+    """
+    held = named_leaves(initial.model)
+    if not hasattr(initial.model, "backbone"):
+        held = {f"backbone.{name}": leaf for name, leaf in held.items()}
+    wanted = named_leaves(model)
+
+    def of_head(name: str) -> bool:
+        return not name.startswith("backbone.") or name.startswith("backbone.pooler.")
+
+    if not same_head:
+        held = {name: leaf for name, leaf in held.items() if name.startswith("backbone.")}
+    new = [name for name in wanted if name not in held]
+    left = [name for name in held if name not in wanted]
+    wrong = [name for name in (*new, *left) if not of_head(name)] + [
+        f"{name} {held[name].shape} -> {leaf.shape}"
+        for name, leaf in wanted.items()
+        if name in held and held[name].shape != leaf.shape
+    ]
+    if wrong:
+        raise ValueError(f"the checkpoint does not fit the model in {', '.join(wrong)}")
+    fresh = {}
+    if new:
+        logger.warning("new parameters, not in the checkpoint: %s", ", ".join(new))
+        fresh = jax.jit(lambda: {name: leaf for name, leaf in named_leaves(build()).items() if name in new})()
+    if left:
+        logger.warning("parameters of the checkpoint that are left out: %s", ", ".join(left))
+    return with_leaves(
+        model, {name: (fresh if name in fresh else held)[name].astype(leaf.dtype) for name, leaf in wanted.items()}
+    )
 
 
 def _config_folders() -> list[Path]:
@@ -402,35 +418,13 @@ def _config_folders() -> list[Path]:
     return [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
 
 
-@contextlib.contextmanager
-def _alone_in(workdir: Path) -> Iterator[None]:
-    """Hold the working directory: two runs in one would delete each other's checkpoints."""
-    if workdir.exists() and not workdir.is_dir():
-        raise NotADirectoryError(f"{workdir} is a file; a run needs a directory")
-    workdir.mkdir(parents=True, exist_ok=True)
-    with (workdir / ".lock").open("w") as file:
-        if fcntl is not None and jax.process_index() == 0:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however it ends
-            except BlockingIOError:
-                raise ValueError(f"another process is training in {workdir}; use another --workdir") from None
-        yield
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
 def _summary(
     experiment: Experiment, examples: Examples, mesh: Mesh, model: Any, start: int, workdir: Path
 ) -> dict[str, str]:
     training, config = experiment.training, experiment.model
-    tokens = training.batch_size * experiment.task.items_per_example(config)
+    tokens = training.batch_size * examples.items_per_example
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items() if size > 1)
-    flops = config.flops_per_token(experiment.task.items_per_example(config)) * tokens
+    flops = config.flops_per_token(examples.items_per_example) * tokens
     return {
         "run": f"{workdir}, " + (f"continues from step {start}" if start else "from the beginning"),
         "model": f"{type(config).__name__}, {count_parameters(model):,} parameters",

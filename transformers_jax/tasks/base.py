@@ -1,14 +1,23 @@
 """What a task is: one objective, from examples to loss, metrics and predictions."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import grain
 import jax
+import numpy as np
 from flax import nnx
 
-from transformers_jax.data import Data
+from transformers_jax.data import IGNORED_LABEL, Data, LabelledData, Ragged, Tokenizer
+
+Row = Mapping[str, np.ndarray]
+"""What a model says of one example: arrays without a batch axis, filled up as the example was in its batch."""
+
+LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "mean_squared_error")
+"""Metrics of which less is better; of all others more."""
 
 
 @dataclass(frozen=True)
@@ -17,52 +26,143 @@ class Examples:
 
     `processor` turns raw inputs into arrays and travels with the checkpoint (a tokenizer): it has a `fingerprint` and
     `save(directory)`. `fingerprint` identifies the data and its processing; `facts` are lines for the summary at the
-    start; `extra` is what the task needs to finish its metrics (bytes of the held-out text, label names).
+    start; `labels` are the names of the classes, `items_per_example` what one example counts for in rates (its tokens);
+    `extra` is what the task needs to finish its metrics (bytes of the held-out text, the right answers).
     """
 
-    train: grain.MapDataset | None
-    validation: grain.MapDataset
+    train: grain.MapDataset | Ragged | None
+    validation: grain.MapDataset | Ragged
     processor: Any
     fingerprint: str
+    items_per_example: int
+    labels: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
+class Features:
+    """Raw inputs made ready for a model. `extra` is what the task needs to turn the model's rows into predictions."""
+
+    dataset: grain.MapDataset | Ragged
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Task:
-    """Base of the tasks. A task is settings and pure functions; a subclass defines all of these."""
+    """Base of the tasks. A task is settings and pure functions."""
 
-    def prepare(self, data: Data, config: Any, processor: Any = None, *, training: bool = True) -> Examples:
-        """Read `data` into examples for a model of `config`; `processor` is used instead of a new one when given.
+    head: ClassVar[type[nnx.Module]]
+    """The head of the models of this task."""
+    data: ClassVar[type[Data]]
+    """The kind of data it reads."""
 
-        Without `training` only the held-out part is needed, and `train` may be None.
+    @property
+    def metric(self) -> str:
+        """The metric that decides which checkpoint is the best."""
+        return "loss"
+
+    def prepare(
+        self, data: Any, config: Any, processor: Any = None, *, seed: int = 0, training: bool = True
+    ) -> Examples:
+        """Read `data` into examples for a model of `config`.
+
+        `processor`, and labels in `config`, are used instead of new ones when given: the ones of a checkpoint. `seed`
+        decides what is random in the training examples. Without `training` only the held-out part is needed, and
+        `train` may be None.
         """
         raise NotImplementedError
 
-    def configure(self, config: Any, processor: Any) -> Any:
+    def configure(self, config: Any, examples: Examples) -> Any:
         """`config` completed by what the data decides (size of the vocabulary, labels), or a ValueError."""
-        raise NotImplementedError
+        return with_tokenizer(config, examples.processor)
 
-    def build(self, config: Any, *, rngs: nnx.Rngs) -> nnx.Module:
+    def build(self, config: Any, *, rngs: nnx.Rngs) -> Any:
         """The model with this task's head."""
-        raise NotImplementedError
+        head: Any = self.head
+        return head(config.for_head(head).build(rngs=rngs), rngs=rngs)
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """The loss of a batch as (sum, weight)."""
         raise NotImplementedError
 
-    def metric_sums(self, model: Any, batch: Any) -> dict[str, jax.Array]:
-        """Sums and weights over a batch, without randomness; `finish` makes metrics of their totals."""
+    def evaluate(self, model: Any, batch: Any) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """Sums and weights over a batch, and arrays with a row for each example: `finish` makes metrics of them."""
         raise NotImplementedError
 
-    def finish(self, totals: Mapping[str, float], extra: Mapping[str, Any]) -> dict[str, float]:
-        """Metrics by name, "loss" among them, from the totals over all held-out data."""
+    def finish(
+        self, totals: Mapping[str, float], rows: Sequence[Row], extra: Mapping[str, Any], config: Any
+    ) -> dict[str, float]:
+        """Metrics by name, "loss" among them, from the totals and the rows over all held-out examples."""
         raise NotImplementedError
 
-    def items_per_example(self, config: Any) -> int:
-        """What one example counts for in rates: its tokens."""
+    def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
+        """What `predict` asks a model about; a ValueError names the input that it cannot read."""
+        raise ValueError(f"{type(self).__name__} makes no predictions")
+
+    def rows(self, model: Any, batch: Any) -> dict[str, jax.Array]:
+        """What the model says of each example of a batch of `features`."""
+        raise NotImplementedError
+
+    def predictions(self, rows: Sequence[Row], features: Features, config: Any) -> list[dict[str, Any]]:
+        """One JSON-able prediction for each input, in their order."""
         raise NotImplementedError
 
     def sample(self, model: Any, processor: Any, *, seed: int = 0) -> str | None:
         """Something the model made, for a person to look at after training; None if there is nothing to show."""
         return None
+
+
+def with_tokenizer(config: Any, tokenizer: Tokenizer, **changes: Any) -> Any:
+    """`config` with the tokenizer's vocabulary and special ids; ValueError if the vocabulary is too small for it."""
+    size, limit = tokenizer.vocab_size, config.vocab_size
+    if limit is not None and size > limit:
+        raise ValueError(
+            f"the tokenizer has {size} tokens but model.vocab_size is {limit}; "
+            f"raise it, or set it to None to take the tokenizer's"
+        )
+    ids = dict(bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id)
+    return replace(config, vocab_size=size if limit is None else limit, **ids, **changes)
+
+
+def make_tokenizer(data: LabelledData, texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer that labelled data names: one trained on `texts`, or one from a file."""
+    if data.tokenizer == "wordpiece":
+        return Tokenizer.train_wordpiece(texts, vocab_size=data.vocab_size, lowercase=data.lowercase)
+    return Tokenizer.load(data.tokenizer)
+
+
+def fingerprint(content: Any) -> str:
+    """SHA-256 of JSON-able content."""
+    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def model_inputs(config: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The arrays of a batch that go into the model: ids, mask and, where it has segments, their types."""
+    names = ["input_ids", "attention_mask"]
+    if getattr(config, "token_types", 0) > 1:
+        names.append("token_type_ids")
+    return {name: batch[name] for name in names if name in batch}
+
+
+def text_length(length: int | None, config: Any, name: str = "task.length") -> int:
+    """`length`, or the longest that the model takes."""
+    if length is None:
+        return config.max_length
+    if not 1 <= length <= config.max_length:
+        raise ValueError(f"{name}={length} must be between 1 and model.max_length={config.max_length}")
+    return length
+
+
+def ragged(
+    examples: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, max_length: int, *, token_labels: bool = False
+) -> Ragged:
+    """A dataset of encoded texts: dicts with `input_ids`, `token_type_ids` and whatever else the task adds.
+
+    With `token_labels` the `labels` have one value a token, and are filled up with -100.
+    """
+    padding = {"input_ids": tokenizer.pad_id or 0, "token_type_ids": 0}
+    if token_labels:
+        padding["labels"] = IGNORED_LABEL
+    lengths = np.array([len(example["input_ids"]) for example in examples], np.int32)
+    return Ragged(grain.MapDataset.source(examples), lengths, max_length, padding)

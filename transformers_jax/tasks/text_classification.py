@@ -1,0 +1,243 @@
+"""Text classification: one class, several, or a number for a text or a pair of texts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from transformers_jax.data import ClassificationData, LabelledText, encode_texts, read_classification
+from transformers_jax.models import ProblemType, SequenceClassifier
+from transformers_jax.tasks.base import (
+    Examples,
+    Features,
+    Row,
+    Task,
+    fingerprint,
+    make_tokenizer,
+    model_inputs,
+    ragged,
+    text_length,
+    with_tokenizer,
+)
+from transformers_jax.tasks.labels import LabelNames, class_weights, show_counts
+from transformers_jax.tasks.metrics import class_metrics, multi_label_metrics, need, regression_metrics
+
+
+@dataclass(frozen=True)
+class TextClassification(Task):
+    """Train a model to name the class of a text (or of a pair), all classes that apply, or a number."""
+
+    problem: ProblemType = "single_label_classification"
+    """What a label is: one class, a list of classes that apply (multi_label_classification), a number (regression)."""
+    length: int | None = None
+    """Longest input in tokens, special ones included; what is longer is cut. None: the longest the model takes."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread evenly over all classes."""
+    class_weights: str | None = None
+    """Weights of the classes in the loss: balanced (each class counts the same in all), or NAME=WEIGHT,NAME=WEIGHT
+    (1 for those not named)."""
+    new_head: bool = False
+    """Start a new head for the labels of the data, even if the checkpoint has a classifier."""
+
+    head: ClassVar = SequenceClassifier
+    data: ClassVar = ClassificationData
+
+    def __post_init__(self):
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"task.label_smoothing={self.label_smoothing} must be at least 0 and below 1")
+        if self.problem == "regression" and (self.class_weights or self.label_smoothing):
+            raise ValueError("task.class_weights and task.label_smoothing have no meaning for regression")
+
+    @property
+    def metric(self) -> str:
+        best = {"multi_label_classification": "micro_f1", "regression": "spearman"}
+        return best.get(self.problem, "accuracy")
+
+    def prepare(
+        self, data: Any, config: Any, processor: Any = None, *, seed: int = 0, training: bool = True
+    ) -> Examples:
+        if not isinstance(data, ClassificationData):
+            raise ValueError(f"text classification reads ClassificationData, not {type(data).__name__}")
+        need("sklearn.metrics")
+        problem = self.problem_of(config)
+        length = text_length(self.length, config)
+        train, held_out = (read_classification(data, part=part) for part in ("train", "validation"))
+        if config.labels:
+            names = LabelNames(config.labels)
+        elif problem == "regression":
+            names = LabelNames(("score",))
+        else:
+            names = LabelNames.of(name for example in train for name in _names(example))
+        targets, held_out_targets = ([_target(one, names, problem) for one in part] for part in (train, held_out))
+        tokenizer = processor or make_tokenizer(data, (text for one in train for text in (one.text, one.pair) if text))
+        facts = {"labels": names.names[0]} if problem == "regression" else {}
+        encoded = []
+        if training:
+            if problem == "single_label_classification":
+                names.check_all_occur(targets, data.source)
+                facts = {"labels": show_counts(names, targets)}
+            encoded = _encode(tokenizer, train, targets, length)
+            if self.class_weights is not None:
+                weights = class_weights(self.class_weights, names, targets)
+                encoded = [
+                    example | {"weight": weights[label]} for example, label in zip(encoded, targets, strict=True)
+                ]
+        held_out_encoded = _encode(tokenizer, held_out, held_out_targets, length)
+        sizes = [len(example["input_ids"]) for example in (*encoded, *held_out_encoded)]
+        facts |= {
+            "texts": f"{data.source}: {len(train):,} to train on, {len(held_out):,} held out, {np.mean(sizes):.0f} "
+            f"tokens on average, {sum(size == length for size in sizes):,} of them at the limit of {length}",
+            "tokenizer": f"{tokenizer.vocab_size:,} tokens, "
+            + (data.tokenizer if processor is None else "of the checkpoint"),
+        }
+        return Examples(
+            train=ragged(encoded, tokenizer, length) if training else None,
+            validation=ragged(held_out_encoded, tokenizer, length),
+            processor=tokenizer,
+            fingerprint=fingerprint([[(one.text, one.pair, one.label) for one in part] for part in (train, held_out)]),
+            items_per_example=round(float(np.mean(sizes))),
+            labels=names.names,
+            facts=facts,
+        )
+
+    def configure(self, config: Any, examples: Examples) -> Any:
+        if config.problem_type not in (None, self.problem):
+            raise ValueError(
+                f"the checkpoint's classifier is for {config.problem_type} but task.problem is {self.problem}; "
+                "set task.new_head to start another"
+            )
+        return with_tokenizer(config, examples.processor, labels=examples.labels, problem_type=self.problem)
+
+    def problem_of(self, config: Any) -> ProblemType:
+        """What the model's logits mean: as its checkpoint says, else as this task does."""
+        if config.problem_type is None and len(config.labels) == 1:
+            return "regression"  # transformers' reading of a single logit
+        return config.problem_type or self.problem
+
+    def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        """Cross-entropy (in nats), binary cross-entropy (mean over the classes) or squared error, as (sum, number of
+        examples), or with class weights as (weighted sum, sum of weights). Examples whose label is -100 or NaN do not
+        count."""
+        logits = model(**model_inputs(model.config, batch), key=key).logits
+        losses, counted = self._losses(model.config, logits, batch["labels"], self.label_smoothing)
+        weights = counted * batch.get("weight", 1.0)
+        return jnp.sum(losses * weights), jnp.sum(weights)
+
+    def _losses(
+        self, config: Any, logits: jax.Array, labels: jax.Array, smoothing: float
+    ) -> tuple[jax.Array, jax.Array]:
+        """The loss of each example, and whether it counts (1 or 0)."""
+        match self.problem_of(config):
+            case "regression":
+                counted = ~jnp.isnan(labels)
+                losses = jnp.square(logits[:, 0] - jnp.where(counted, labels, 0.0))
+            case "multi_label_classification":
+                counted = labels[:, 0] >= 0
+                targets = jnp.maximum(labels, 0) * (1 - smoothing) + smoothing / 2
+                losses = jnp.mean(optax.sigmoid_binary_cross_entropy(logits, targets), axis=-1)
+            case _:
+                counted = labels >= 0
+                targets = jax.nn.one_hot(jnp.maximum(labels, 0), logits.shape[-1])
+                losses = optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, smoothing))
+        return jnp.where(counted, losses, 0.0), counted.astype(jnp.float32)
+
+    def evaluate(self, model: Any, batch: Any) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        logits = model(**model_inputs(model.config, batch)).logits
+        losses, counted = self._losses(model.config, logits, batch["labels"], 0.0)
+        sums = {"loss": jnp.sum(losses), "examples": jnp.sum(counted)}
+        return sums, {"logits": logits, "labels": batch["labels"]}
+
+    def finish(
+        self, totals: Mapping[str, float], rows: Sequence[Row], extra: Mapping[str, Any], config: Any
+    ) -> dict[str, float]:
+        """Loss (without smoothing and weights), the metrics of the problem (`tasks.metrics`), number of examples."""
+        logits, labels = (np.stack([row[name] for row in rows]) for name in ("logits", "labels"))
+        match self.problem_of(config):
+            case "regression":
+                metrics = regression_metrics(labels, logits[:, 0])
+            case "multi_label_classification":
+                metrics = multi_label_metrics(labels, logits > 0)
+            case _:
+                metrics = class_metrics(labels, logits.argmax(-1), config.labels)
+        return {"loss": totals["loss"] / totals["examples"], **metrics, "examples": totals["examples"]}
+
+    def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
+        """Texts, or pairs of texts, or dictionaries with "text" and perhaps "pair"."""
+        texts = [_read_input(value, f"input {i}") for i, value in enumerate(inputs)]
+        length = text_length(self.length, config)
+        return Features(ragged(_encode(processor, texts, None, length), processor, length))
+
+    def rows(self, model: Any, batch: Any) -> dict[str, jax.Array]:
+        return {"logits": model(**model_inputs(model.config, batch)).logits}
+
+    def predictions(self, rows: Sequence[Row], features: Features, config: Any) -> list[dict[str, Any]]:
+        """`{"label", "probability", "probabilities": {label: probability}}`; with several labels `{"labels":
+        [those above one half], "probabilities"}`; for a number `{"score"}`."""
+        logits = np.stack([row["logits"] for row in rows]).astype(np.float64)
+        problem = self.problem_of(config)
+        if problem == "regression":
+            return [{"score": float(score)} for score in logits[:, 0]]
+        if problem == "multi_label_classification":
+            found = []
+            for row in 1 / (1 + np.exp(-logits)):
+                each = {label: round(float(p), 6) for label, p in zip(config.labels, row, strict=True)}
+                found.append({"labels": [label for label, p in each.items() if p > 0.5], "probabilities": each})
+            return found
+        exponents = np.exp(logits - logits.max(-1, keepdims=True))
+        found = []
+        for row in exponents / exponents.sum(-1, keepdims=True):
+            each = {label: round(float(p), 6) for label, p in zip(config.labels, row, strict=True)}
+            label = config.labels[int(row.argmax())]
+            found.append({"label": label, "probability": each[label], "probabilities": each})
+        return found
+
+
+def _names(example: LabelledText) -> list[str]:
+    """The names in a label: one, or several."""
+    return [str(name) for name in example.label] if isinstance(example.label, list) else [str(example.label)]
+
+
+def _target(example: LabelledText, names: LabelNames, problem: ProblemType) -> Any:
+    """The label as the loss wants it: a class number, a row of zeros and ones, or a number."""
+    if problem == "multi_label_classification":
+        row = np.zeros(len(names), np.int32)
+        row[[names.number(name, example.where) for name in _names(example)]] = 1
+        return row
+    if isinstance(example.label, list):
+        raise ValueError(
+            f"{example.where}: several labels ({', '.join(map(str, example.label))}) need "
+            "task.problem=multi_label_classification"
+        )
+    if problem == "single_label_classification":
+        return names.number(str(example.label), example.where)
+    try:
+        return np.float32(float(str(example.label)))
+    except ValueError:
+        raise ValueError(f"{example.where}: the label {example.label!r} is not a number") from None
+
+
+def _encode(tokenizer: Any, texts: Sequence[LabelledText], targets: Sequence[Any] | None, length: int) -> list[Any]:
+    pairs = [one.pair or "" for one in texts] if any(one.pair is not None for one in texts) else None
+    encoded: list[Any] = encode_texts(tokenizer, [one.text for one in texts], pairs, max_length=length)
+    if targets is None:
+        return encoded
+    return [example | {"labels": np.asarray(label)} for example, label in zip(encoded, targets, strict=True)]
+
+
+def _read_input(value: Any, where: str) -> LabelledText:
+    match value:
+        case str():
+            text, pair = value, None
+        case {"text": str() as text}:
+            pair = value.get("pair")
+        case (str() as text, str() as pair):
+            pass
+        case _:
+            raise ValueError(f'{where} is {value!r:.60}, not a text, a pair of texts, or {{"text": ..., "pair": ...}}')
+    if not text.strip():
+        raise ValueError(f"{where} is empty")
+    return LabelledText(text, pair, None, where)
