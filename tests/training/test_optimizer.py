@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, trained_part
 from transformers_jax.training.paths import named_leaves, parameter_name, with_leaves
 
 NAMES = ("adamw", "adafactor", "lion", "muon", "sgd")
@@ -87,9 +87,24 @@ def test_a_final_decay_is_cut_to_what_the_warmup_leaves():
     np.testing.assert_allclose(values(make_schedule(config, 10), 11)[7:], [7 / 8, 1, 0.5, 0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "inverse_sqrt", "warmup_stable_decay"])
+@pytest.mark.parametrize(("total", "fraction", "warmup"), [(94, 0.1, 9), (96, 0.1, 10), (3, 0.1, 0), (20, 1.0, 20)])
+def test_a_warmup_may_be_a_share_of_all_updates(schedule, total, fraction, warmup):
+    shares = OptimizerConfig(schedule=schedule, warmup_fraction=fraction)
+    steps = OptimizerConfig(schedule=schedule, warmup_steps=warmup)
+    np.testing.assert_array_equal(
+        values(make_schedule(shares, total), total + 3), values(make_schedule(steps, total), total + 3)
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"warmup_fraction": 1.5}, "warmup_fraction is 1.5 but must be between 0 and 1"),
+        ({"warmup_fraction": 0.1, "warmup_steps": 5}, "warmup_steps=5 and warmup_fraction=0.1 are two lengths"),
+        ({"layer_decay": 0.0}, "layer_decay is 0.0 but must be above 0 and at most 1"),
+        ({"frozen_layers": -1}, "frozen_layers is -1 but must be 0 or more"),
+        ({"frozen": ("embedding", "layers.(")}, r"frozen: 'layers\.\(' is not a regular expression"),
         ({"learning_rate": -1.0}, "learning_rate is -1.0 but must be 0 or more"),
         ({"warmup_steps": -1}, "warmup_steps is -1"),
         ({"beta1": 1.0}, "beta1 is 1.0"),
@@ -349,3 +364,168 @@ def test_a_sharded_run_with_explicit_shardings_equals_one_device_and_compiles_on
 def test_a_scalar_cannot_be_stacked():
     with pytest.raises(ValueError, match="temperature is marked as stacked"):
         make_optimizer(OptimizerConfig(), 10, {"temperature": jnp.zeros(())}, stacked=True)
+
+
+# --- fine-tuning: layers with rates of their own, and frozen ones
+
+CYCLE = 2
+LAYERS = DEPTH * CYCLE
+
+
+def finetuned_model():
+    """Parameters as they are called around a `Stack` of six layers, every other one of a kind."""
+    shapes = {
+        "head.kernel": (6, 4),
+        "head.bias": (4,),
+        "pooler.kernel": (6, 6),  # outside the backbone, like the head
+        "backbone.embedding.embedding": (11, 6),
+        "backbone.embedding_norm.scale": (6,),
+        "backbone.positions.embedding": (5, 6),
+        "backbone.norm.scale": (6,),  # after the stack
+        "backbone.gain": (),
+    } | {
+        f"backbone.stack.layers.{place}.{name}": (DEPTH, *shape)
+        for place in range(CYCLE)
+        for name, shape in (("mlp.kernel", (6, 10)), ("mlp.bias", (10,)), ("embedding.kernel", (6, 6)))
+    }
+    keys = jax.random.split(jax.random.key(3), len(shapes))
+    return {name: jax.random.normal(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
+
+
+def in_stack(model):
+    return {name: ".stack." in name for name in model}
+
+
+def layer_by_layer(tree):
+    """The same numbers with one entry a layer, numbered through."""
+    separate = {}
+    for name, leaf in tree.items():
+        if ".stack." in name:
+            before, _, after = name.partition(".layers.")
+            place, _, rest = after.partition(".")
+            separate |= {f"{before}.layers.{r * CYCLE + int(place)}.{rest}": leaf[r] for r in range(DEPTH)}
+        else:
+            separate[name] = leaf
+    return separate
+
+
+def layer_of(name):
+    """By hand: -1 before the stack, LAYERS after it."""
+    if ".layers." in name:
+        return int(name.split(".")[3])
+    before = ("backbone.embedding.embedding", "backbone.embedding_norm.scale", "backbone.positions.embedding")
+    return -1 if name in before else LAYERS
+
+
+def finetuning_gradients(model, step):
+    keys = jax.random.split(jax.random.key(50 + step), len(model))
+    return {name: jax.random.normal(key, leaf.shape) for key, (name, leaf) in zip(keys, model.items(), strict=True)}
+
+
+@pytest.mark.parametrize("fields", [{"layer_decay": 0.7}, {"frozen_layers": 3, "layer_decay": 0.5}])
+@pytest.mark.parametrize("name", NAMES)
+def test_stacked_layers_with_rates_or_frozen_rows_equal_separate_ones(name, fields):
+    config = OptimizerConfig(
+        name=name, learning_rate=0.1, schedule="constant", weight_decay=0.3, clip_norm=0.5, factor_above=4, **fields
+    )
+    model = finetuned_model()
+    together = make_optimizer(config, STEPS, model, stacked=in_stack(model))
+    separate = make_optimizer(config, STEPS, layer_by_layer(model))
+    ours, _ = run(together, model, lambda step: finetuning_gradients(model, step))
+    theirs, _ = run(separate, layer_by_layer(model), lambda step: layer_by_layer(finetuning_gradients(model, step)))
+    for layer, value in layer_by_layer(ours).items():
+        frozen = layer_of(layer) < fields.get("frozen_layers", -1)
+        assert np.array_equal(value, layer_by_layer(model)[layer]) == frozen, layer
+        np.testing.assert_allclose(value, theirs[layer], rtol=2e-5, atol=2e-5, err_msg=layer)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layer_decay_scales_the_update_of_each_layer(name):
+    model = finetuned_model()
+
+    def moves(layer_decay):
+        config = OptimizerConfig(
+            name=name, schedule="constant", weight_decay=0.3, factor_above=4, layer_decay=layer_decay
+        )
+        optimizer = make_optimizer(config, STEPS, model, stacked=in_stack(model))
+        state = jax.jit(optimizer.init)(model)
+        return layer_by_layer(jax.jit(optimizer.update)(finetuning_gradients(model, 0), state, model)[0])
+
+    full, decayed = moves(1.0), moves(0.8)
+    for layer, update in decayed.items():
+        np.testing.assert_allclose(update, 0.8 ** (LAYERS - layer_of(layer)) * full[layer], rtol=1e-5, err_msg=layer)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_frozen_keeps_its_bits_whatever_its_gradient(name):
+    config = OptimizerConfig(
+        name=name, learning_rate=0.1, schedule="constant", weight_decay=0.3, decay_rule="all", factor_above=4,
+        frozen=(r"stack\.layers\.1\.mlp", "gain$"), frozen_layers=2, layer_decay=0.9,
+    )  # fmt: skip
+    model = finetuned_model()
+    # -0.0 + 0.0 would be 0.0.
+    model["backbone.embedding.embedding"] = model["backbone.embedding.embedding"].at[0].set(-0.0)
+    model["backbone.stack.layers.0.mlp.bias"] = model["backbone.stack.layers.0.mlp.bias"].at[0].set(-0.0)
+
+    def gradient(step):
+        return {
+            layer: leaf.at[0].set(jnp.nan) if ".stack.layers.0." in layer else jnp.full_like(leaf, jnp.nan)
+            if layer_of(layer) == -1 or "layers.1.mlp" in layer or "gain" in layer else leaf
+            for layer, leaf in finetuning_gradients(model, step).items()
+        } | {"backbone.stack.layers.1.embedding.kernel": finetuning_gradients(model, step)[
+            "backbone.stack.layers.1.embedding.kernel"].at[0].set(jnp.nan)}  # fmt: skip
+
+    moved, _ = run(make_optimizer(config, STEPS, model, stacked=in_stack(model)), model, gradient)
+    before = layer_by_layer(model)
+    for layer, value in layer_by_layer(moved).items():
+        number = layer_of(layer)
+        if number < 2 or (number % 2 and number < LAYERS and ".mlp." in layer) or layer == "backbone.gain":
+            assert np.asarray(value).tobytes() == np.asarray(before[layer]).tobytes(), layer
+        else:
+            assert np.isfinite(value).all() and not np.array_equal(value, before[layer]), layer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_frozen_has_no_moments_and_no_part_in_the_norm(name):
+    config = OptimizerConfig(name=name, factor_above=4, frozen=("positions",), frozen_layers=0)
+    model = finetuned_model()
+    optimizer = make_optimizer(config, STEPS, model, stacked=in_stack(model))
+    kept = named_leaves(jax.eval_shape(optimizer.init, model))
+    assert not any(part in path for path in kept for part in ("backbone.embedding.", "embedding_norm", "positions"))
+    assert any(path.endswith("head.kernel") for path in kept)
+    trained = trained_part(config, model, stacked=in_stack(model))(model)
+    assert set(model) - set(trained) == {layer for layer in model if layer_of(layer) == -1}
+    rows = trained_part(OptimizerConfig(frozen_layers=3), model, stacked=in_stack(model))(model)
+    np.testing.assert_array_equal(
+        rows["backbone.stack.layers.0.mlp.kernel"], model["backbone.stack.layers.0.mlp.kernel"][2:]
+    )
+    np.testing.assert_array_equal(
+        rows["backbone.stack.layers.1.mlp.kernel"], model["backbone.stack.layers.1.mlp.kernel"][1:]
+    )
+
+
+def test_all_layers_may_be_frozen_and_the_head_alone_trained():
+    model = finetuned_model()
+    trained = trained_part(OptimizerConfig(frozen_layers=LAYERS), model, stacked=in_stack(model))(model)
+    assert set(trained) == {"head.kernel", "head.bias", "pooler.kernel", "backbone.norm.scale", "backbone.gain"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"frozen": ("head", "encoder")}, "no parameter's name has 'encoder' in it; there are .*embedding.* more"),
+        ({"frozen_layers": 7}, "frozen_layers is 7 but the model has 6 layers"),
+        ({"frozen": (".",)}, "all parameters are frozen"),
+    ],
+)
+def test_freezing_what_is_not_there_or_everything_is_an_error(fields, message):
+    model = finetuned_model()
+    with pytest.raises(ValueError, match=message):
+        make_optimizer(OptimizerConfig(**fields), 10, model, stacked=in_stack(model))
+
+
+def test_rates_by_layer_need_one_stack():
+    model = {"encoder.stack.layers.0.kernel": jnp.zeros((2, 3)), "decoder.stack.layers.0.kernel": jnp.zeros((2, 3))}
+    with pytest.raises(ValueError, match=r"layer_decay needs .* has 2: decoder\.stack, encoder\.stack"):
+        make_optimizer(OptimizerConfig(layer_decay=0.9), 10, model, stacked=True)
+    make_optimizer(OptimizerConfig(), 10, model, stacked=True)

@@ -1,5 +1,7 @@
 """The training step: the update of a batch does not depend on how the batch is cut, over micro-batches or devices."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +11,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from transformers_jax.models import GPT, GPTConfig, LanguageModel
+from transformers_jax.nn import stacked_mask
 from transformers_jax.tasks import LanguageModeling, cross_entropy
 from transformers_jax.training.mesh import MeshConfig, batch_sharding, check_batch, make_mesh, put_batch, shardings
+from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, trained_part
 from transformers_jax.training.paths import named_leaves
 from transformers_jax.training.state import TrainState, count_parameters
 from transformers_jax.training.step import make_train_step
@@ -204,3 +208,29 @@ def test_what_an_axis_does_not_divide_stays_whole(caplog):
     assert named_leaves(placed)["backbone.embedding.embedding"].spec == PartitionSpec(None, None)
     assert "47 is not divisible by tensor=2" in caplog.text
     assert count_parameters(abstract) == sum(x.size for x in jax.tree.leaves(build(config)))
+
+
+def test_with_all_layers_frozen_the_norm_is_of_the_rest_and_nothing_else_is_computed():
+    config = dataclasses.replace(CONFIG, tie_embeddings=False)
+    model, batch = build(config), jax.tree.map(jnp.asarray, next(batches(1)))
+    stacked = stacked_mask(model)
+    flops, metrics = {}, {}
+    for frozen_layers in (None, 2):
+        settings = OptimizerConfig(frozen_layers=frozen_layers, learning_rate=0.1)
+        optimizer = make_optimizer(settings, 10, model, stacked=stacked)
+        trained = trained_part(settings, model, stacked=stacked)
+        state = TrainState.create(model, optimizer)
+        step = (
+            jax.jit(make_train_step(LanguageModeling().loss, optimizer, trained=trained)).lower(state, batch).compile()
+        )
+        new, metrics[frozen_layers] = step(state, batch)
+        flops[frozen_layers] = step.cost_analysis()["flops"]
+        before, after = named_leaves(model), named_leaves(new.model)
+        moved = {name for name in before if not np.array_equal(before[name], after[name])}
+        assert moved == ({"backbone.norm.scale", "backbone.norm.bias", "head.kernel"} if frozen_layers else set(before))
+    gradients = jax.grad(lambda model: LanguageModeling().loss(model, batch, key=jax.random.key(0))[0])(model)
+    rest = {name: leaf for name, leaf in named_leaves(gradients).items() if name.startswith(("backbone.norm", "head"))}
+    expected = optax.global_norm(rest) / metrics[2]["weight"]
+    np.testing.assert_allclose(metrics[2]["grad_norm"], expected, rtol=1e-5)
+    assert metrics[2]["grad_norm"] < metrics[None]["grad_norm"]
+    assert flops[2] < 0.6 * flops[None], flops

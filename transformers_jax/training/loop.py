@@ -6,7 +6,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import jax
@@ -14,6 +14,9 @@ import jax
 from transformers_jax.training.checkpoint import Checkpointer
 from transformers_jax.training.logging import MetricsLogger
 from transformers_jax.training.state import TrainState
+
+DEFAULT_INTERVAL = 200
+"""Steps between evaluations, and between checkpoints, where neither they nor epochs are set."""
 
 
 class TrainingDivergedError(FloatingPointError):
@@ -26,18 +29,24 @@ class TrainingConfig:
 
     steps: int = 1000
     """Optimizer updates in all."""
+    epochs: float | None = None
+    """Passes over the training examples; replaces steps."""
     batch_size: int = 32
     """Examples per update, over all devices and processes."""
     accumulation: int = 1
     """Micro-batches an update is computed in, one after another, to save memory. Does not change the result."""
     log_every: int = 10
     """Steps between lines in metrics.jsonl."""
-    eval_every: int = 200
-    """Steps between evaluations on held-out data; the last step is always evaluated. 0: only the last."""
-    checkpoint_every: int = 200
-    """Steps between checkpoints; the last step is always saved. 0: only the last, and when interrupted."""
+    eval_every: int | None = None
+    """Steps between evaluations on held-out data; the last step is always evaluated. 0: only the last. None: once an
+    epoch where epochs are given, else 200."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; the last step is always saved, and the best. 0: only these, and when interrupted.
+    None: once an epoch where epochs are given, else 200."""
+    metric: str | None = None
+    """What decides which checkpoint is the best, and early stopping. None: the task's own metric."""
     patience: int | None = None
-    """Stop after this many evaluations in a row without a better loss. None: never."""
+    """Stop after this many evaluations in a row without a better metric. None: never."""
     data_workers: int = 1
     """Threads that prepare batches."""
     prefetch: int = 8
@@ -48,10 +57,32 @@ class TrainingConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"training.{name}={getattr(self, name)} must be at least 1")
         for name in ("eval_every", "checkpoint_every"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"training.{name}={getattr(self, name)} must not be negative")
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise ValueError(f"training.epochs={self.epochs} must be above 0, or None")
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"training.patience={self.patience} must be at least 1, or None")
+
+    def resolved(self, examples: int | None = None) -> "TrainingConfig":
+        """The same in steps, for this number of training examples: ceil(epochs * examples / batch_size) of them, and
+        evaluations and checkpoints every ceil(examples / batch_size), unless something else is set.
+
+        Raises `ValueError` where epochs are given but the number of examples is not.
+        """
+        every, steps = DEFAULT_INTERVAL, self.steps
+        if self.epochs is not None:
+            if examples is None:
+                raise ValueError(f"training.epochs={self.epochs} needs a known number of examples; set training.steps")
+            every = math.ceil(examples / self.batch_size)
+            steps = math.ceil(round(self.epochs * examples / self.batch_size, 6))  # not one more for 1.1 * 10
+        return replace(
+            self,
+            steps=max(1, steps),
+            epochs=None,
+            eval_every=every if self.eval_every is None else self.eval_every,
+            checkpoint_every=every if self.checkpoint_every is None else self.checkpoint_every,
+        )
 
 
 @dataclass
@@ -60,6 +91,15 @@ class Progress:
 
     best: float | None = None
     evaluations_without_gain: int = 0
+    metric: str = "loss"
+
+    def add(self, value: float, *, maximize: bool) -> None:
+        """Count an evaluation. A value that is not finite is never better, and never the best."""
+        gain = self.best is None or (value > self.best if maximize else value < self.best)
+        if gain and math.isfinite(value):
+            self.best, self.evaluations_without_gain = value, 0
+        else:
+            self.evaluations_without_gain += 1
 
 
 @dataclass(frozen=True)
@@ -80,6 +120,8 @@ def train(
     start_step: int = 0,
     progress: Progress | None = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
+    metric: str = "loss",
+    maximize: bool = False,
     checkpointer: Checkpointer,
     logger: MetricsLogger,
     meta: Mapping[str, Any] | None = None,
@@ -87,12 +129,18 @@ def train(
 ) -> LoopResult:
     """Run `step(state, batch)` from `start_step` to `config.steps`; `batches` begins with the batch of `start_step`.
 
-    `evaluate(model)` gives means by name, among them "loss"; they are logged as "eval/<name>", decide which checkpoint
-    is best, and with `config.patience` when to stop early. SIGTERM and SIGINT end the loop after the step that runs,
-    with a checkpoint. A loss that is not finite raises `TrainingDivergedError` with its step, before anything of it is
-    saved. `meta` is kept in each checkpoint beside the arrays; `items_per_step` are counted as tokens per second.
+    `evaluate(model)` gives means by name, which are logged as "eval/<name>". The one called `metric` (larger is better
+    with `maximize`) decides when the best state so far is saved and, with `config.patience`, when to stop early; the
+    `checkpointer` must be told the same. A metric that is not among them is a `ValueError` with the names there are,
+    at the first evaluation and after a checkpoint. `config` may have epochs only after `resolved(examples)`.
+
+    SIGTERM and SIGINT end the loop after the step that runs, with a checkpoint. A loss that is not finite raises
+    `TrainingDivergedError` with its step, before anything of it is saved. `meta` is kept in each checkpoint beside the
+    arrays; `items_per_step` are counted as tokens per second.
     """
-    progress = Progress() if progress is None else progress
+    config = config.resolved()
+    if progress is None or progress.metric != metric:  # values of two metrics cannot be compared
+        progress = Progress(metric=metric)
     pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
     clock = _Clock(items_per_step)
     evaluation: Mapping[str, float] = {}
@@ -146,10 +194,12 @@ def train(
                     evaluation = {f"eval/{name}": value for name, value in evaluate(state.model).items()}
                 logger.log(number, evaluation)
                 fresh = evaluation
-                loss = evaluation["eval/loss"]
-                better = progress.best is None or loss < progress.best
-                progress.best = loss if better else progress.best
-                progress.evaluations_without_gain = 0 if better else progress.evaluations_without_gain + 1
+                if f"eval/{metric}" not in evaluation:
+                    save(number, evaluation)  # the steps so far are not lost: another metric may go on from here
+                    checkpointer.wait()
+                    names = ", ".join(name.removeprefix("eval/") for name in evaluation)
+                    raise ValueError(f"the evaluation gives no {metric!r} to decide by; training.metric may be {names}")
+                progress.add(float(evaluation[f"eval/{metric}"]), maximize=maximize)
                 if out_of_patience() and not last:
                     ended = "stopped early"
             if stop_requested() and not last:
@@ -164,7 +214,7 @@ def train(
         settle()
         checkpointer.wait()
     if ended == "stopped early":
-        logger.print(f"stopped at step {number}: no better eval/loss in {config.patience} evaluations")
+        logger.print(f"stopped at step {number}: no better eval/{metric} in {config.patience} evaluations")
     elif ended == "interrupted":
         logger.print(f"interrupted; step {number} is saved and the same command continues from it")
     return LoopResult(state, ended, evaluation)

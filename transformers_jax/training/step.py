@@ -29,6 +29,7 @@ def make_train_step(
     seed: int = 0,
     accumulation: int = 1,
     axis_name: str | tuple[str, ...] | None = None,
+    trained: Callable[[Any], Any] = lambda gradients: gradients,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """A pure function `step(state, batch) -> (state, metrics)` that makes one optimizer update.
 
@@ -36,8 +37,9 @@ def make_train_step(
     under `jax.pmap` or `jax.shard_map`, and divided once: the update is that of the whole batch however it is cut. A
     batch with nothing to learn from (weight 0) gives loss 0 and zero gradients.
 
-    Randomness is `fold_in(key(seed), state.step)`. Metrics are `loss`, `grad_norm` (before clipping), `weight`, and
-    with `schedule` the `learning_rate` of this update.
+    Randomness is `fold_in(key(seed), state.step)`. Metrics are `loss`, `grad_norm` (before clipping, of the `trained`
+    part of the gradients: nothing else needs the others, so they are not computed), `weight`, and with `schedule` the
+    `learning_rate` of this update.
     """
 
     def gradients_of(model: Any, batch: Batch, key: Array) -> tuple[tuple[Array, Array], Any]:
@@ -75,7 +77,7 @@ def make_train_step(
         scale = 1.0 / jnp.where(weight > 0, weight, 1.0)
         gradients = jax.tree.map(lambda g, p: (g * scale).astype(p.dtype), gradients, state.model)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.model)
-        metrics = {"loss": loss_sum * scale, "grad_norm": optax.global_norm(gradients), "weight": weight}
+        metrics = {"loss": loss_sum * scale, "grad_norm": optax.global_norm(trained(gradients)), "weight": weight}
         if schedule is not None:
             metrics["learning_rate"] = jnp.asarray(schedule(state.step), jnp.float32)
         model = optax.apply_updates(state.model, updates)
