@@ -75,7 +75,7 @@ def test_evaluate_repeats_what_training_measured(workdir, capsys):
 
 
 def test_evaluate_scores_the_whole_of_a_text_that_is_named(workdir, text_file, capsys):
-    assert run_command(["evaluate", "--checkpoint", str(workdir), "--text", str(text_file)]) == 0
+    assert run_command(["evaluate", "--checkpoint", str(workdir), "--data", str(text_file)]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == len(TEXT) - 1
 
 
@@ -164,7 +164,7 @@ def test_debug_shows_the_traceback(tmp_path):
         run_command(["evaluate", "--checkpoint", str(tmp_path / "nowhere"), "--debug"])
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "generate", "convert"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "generate", "convert"])
 def test_help_is_there_for_each_command(command):
     output = subprocess.run(
         [sys.executable, "-m", "transformers_jax.cli", command, "--help"], cwd=ROOT, capture_output=True, text=True

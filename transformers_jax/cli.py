@@ -1,4 +1,4 @@
-"""The command `transformers-jax`: train, evaluate, generate, convert."""
+"""The command `transformers-jax`: train, evaluate, predict, generate, convert."""
 
 import contextlib
 import dataclasses
@@ -14,8 +14,11 @@ from typing import Annotated, Any, Literal
 import jax
 import numpy as np
 import tyro
+from rich.console import Console
+from rich.progress import track
 
-from transformers_jax.data import TextData
+from transformers_jax.data.files import kind_of, read_lines
+from transformers_jax.data.tables import raise_bad
 from transformers_jax.experiment import (
     Experiment,
     Loaded,
@@ -23,7 +26,9 @@ from transformers_jax.experiment import (
     load,
     load_config,
     run,
+    run_seeds,
 )
+from transformers_jax.models import LanguageModel
 from transformers_jax.training.loop import TrainingDivergedError
 from transformers_jax.training.process import prepare_process
 
@@ -42,24 +47,54 @@ class Train:
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     workdir: str | None = None
     """Where the run lives: checkpoints, metrics.jsonl, tokenizer. Unset: runs/NAME of the config."""
+    seeds: tuple[int, ...] = ()
+    """Train once with each of these seeds, in WORKDIR/seed-N, and print mean and standard deviation of the metrics."""
     debug: bool = False
     """Show the whole traceback of an error."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Score a checkpoint on held-out text; prints its metrics as one line of JSON."""
+    """Score a checkpoint on held-out data; prints its metrics as one line of JSON."""
 
     checkpoint: str
     """A run's working directory, or a Hugging Face checkpoint."""
-    text: str | None = None
-    """Text to score, all of it: a file, a glob, tfds:NAME ... Unset: what the run held out."""
-    text_column: str = "text"
-    """The column that holds the text, if it is a table."""
+    data: str | None = None
+    """What to score, all of it: a file, a glob, tfds:NAME ... in a form that the checkpoint's task reads. Unset: what
+    the run held out."""
+    columns: tuple[str, ...] = ()
+    """Which columns of it to read, if not those of the run: text=sentence label=stars, or numbers, text=0 label=1, for
+    a table without header. There are text, pair, label, word, tag."""
+    skip_bad: bool = False
+    """Leave out examples that are broken, and say how many."""
     batch_size: int = 8
     """Examples at a time."""
     which: Which = "best"
     """Which checkpoint of a run: the one with the best evaluation, or the latest."""
+    debug: bool = False
+    """Show the whole traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Predict:
+    """What a model says of new inputs: classes with probabilities, entities with their places, answers with scores,
+    masked words, embeddings. Prints one line of JSON for each input."""
+
+    checkpoint: str
+    """A run's working directory, or a Hugging Face checkpoint."""
+    input: str
+    """A file of inputs, or - for standard input: one text a line, or one JSON value a line (.jsonl, and lines that
+    begin with a brace): {"text": ..., "pair": ...}, {"words": [...]}, {"question": ..., "context": ...}."""
+    output: str = "-"
+    """The file to write; - is standard output."""
+    skip_bad: bool = False
+    """Leave out empty lines and lines that are not JSON, and say how many. Otherwise the first one is an error."""
+    batch_size: int = 32
+    """Inputs at a time."""
+    which: Which = "best"
+    """Which checkpoint of a run: the one with the best evaluation, or the latest."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Type to compute in. Unset: the checkpoint's."""
     debug: bool = False
     """Show the whole traceback of an error."""
 
@@ -125,7 +160,11 @@ def train_command(arguments: list[str]) -> int:
             raise ValueError("train needs --config FILE; configs/ has some, and `train --help` shows the options")
     default = Train(config=name, experiment=load_config(name))
     command = _parse(Train, arguments, "train", default)
-    result = run(command.experiment, command.workdir or Path("runs") / Path(name).stem)
+    workdir = command.workdir or Path("runs") / Path(name).stem
+    if command.seeds:
+        print(json.dumps(run_seeds(command.experiment, workdir, command.seeds)))
+        return 0
+    result = run(command.experiment, workdir)
     if result.sample:
         print(result.sample)
     return 0
@@ -133,13 +172,76 @@ def train_command(arguments: list[str]) -> int:
 
 def evaluate_command(arguments: list[str]) -> int:
     command = _parse(Evaluate, arguments, "evaluate")
-    data = None
-    if command.text is not None:
-        data = TextData(source=command.text, validation_source=command.text, text_column=command.text_column)
     loaded = _load(command.checkpoint, command.which)
+    data = None
+    if command.data is not None:
+        changes: dict[str, Any] = {"source": command.data, "validation_source": command.data}
+        kind = loaded.task.data if loaded.experiment is None else loaded.experiment.data
+        fields = {field.name for field in dataclasses.fields(kind)}
+        for setting in command.columns:
+            name, equals, column = setting.partition("=")
+            if not equals or f"{name}_column" not in fields:
+                known = ", ".join(field.removesuffix("_column") for field in fields if field.endswith("_column"))
+                raise ValueError(f"--columns {setting} is not NAME=COLUMN; this task reads {known or 'none'}")
+            changes[f"{name}_column"] = column
+        if command.skip_bad:
+            changes["skip_bad"] = True
+        data = loaded.task.data(**changes) if isinstance(kind, type) else dataclasses.replace(kind, **changes)
+    elif command.columns or command.skip_bad:
+        raise ValueError("--columns and --skip-bad describe --data, which is not given")
     metrics = evaluate(loaded, data, batch_size=command.batch_size)
     print(json.dumps({"checkpoint": command.checkpoint, "step": loaded.step} | metrics))
     return 0
+
+
+def predict_command(arguments: list[str]) -> int:
+    command = _parse(Predict, arguments, "predict")
+    if command.batch_size < 1:
+        raise ValueError(f"--batch-size {command.batch_size} must be at least 1")
+    inputs = read_inputs(command.input, skip_bad=command.skip_bad)
+    loaded = _load(command.checkpoint, command.which, command.dtype)
+    part = 32 * command.batch_size  # predicted and written before the next is begun
+    console = Console(stderr=True)
+    with contextlib.ExitStack() as stack:
+        output = sys.stdout
+        if command.output != "-":
+            output = stack.enter_context(Path(command.output).open("w", encoding="utf-8"))
+        for start in track(range(0, len(inputs), part), "predicting", console=console, disable=not console.is_terminal):
+            for prediction in loaded.predict(inputs[start : start + part], batch_size=command.batch_size):
+                print(json.dumps(prediction, ensure_ascii=False), file=output)
+            output.flush()
+    return 0
+
+
+def read_inputs(name: str, *, skip_bad: bool = False) -> list[Any]:
+    """The inputs in a file, or of standard input for "-": texts, or what JSON lines hold.
+
+    ValueError naming the line for one that is empty or broken, and for a file without inputs.
+    """
+    path = Path("standard input" if name == "-" else name)
+    if name == "-":
+        lines = enumerate(sys.stdin.read().removesuffix("\n").split("\n"), 1)
+    elif not path.exists() or path.is_dir():
+        raise FileNotFoundError(f"no such file: {name}")
+    else:
+        lines = read_lines(path, raise_bad)
+    inputs, skipped = [], 0
+    for number, line in lines:
+        line = line.rstrip("\r\n")
+        try:
+            if not line.strip():
+                raise ValueError("it is empty")
+            is_json = kind_of(path) in (".jsonl", ".ndjson") or line.lstrip().startswith("{")
+            inputs.append(json.loads(line) if is_json else line)
+        except ValueError as error:
+            if not skip_bad:
+                raise ValueError(f"{path}, line {number}: {error}; --skip-bad leaves such lines out") from None
+            skipped += 1
+    if skipped:
+        print(f"{skipped} of {skipped + len(inputs)} lines left out", file=sys.stderr)
+    if not inputs:
+        raise ValueError(f"{path} holds no input")
+    return inputs
 
 
 def generate_command(arguments: list[str]) -> int:
@@ -158,6 +260,11 @@ def generate_command(arguments: list[str]) -> int:
         min_new_tokens=command.min_new_tokens,
     )
     loaded = _load(command.checkpoint, command.which, command.dtype)
+    if not isinstance(loaded.model, LanguageModel):
+        raise ValueError(
+            f"{command.checkpoint} holds a {type(loaded.model).__name__}, which does not write text; "
+            "`predict` shows what it does"
+        )
     tokenizer, limit = loaded.processor, loaded.model.config.max_length
     prompt = sys.stdin.read() if command.prompt == "-" else command.prompt
     if any("\ud800" <= character <= "\udfff" for character in prompt):
@@ -213,7 +320,8 @@ def convert_command(arguments: list[str]) -> int:
 
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (train_command, "train the model of a config, or continue a training"),
-    "evaluate": (evaluate_command, "score a checkpoint on held-out text"),
+    "evaluate": (evaluate_command, "score a checkpoint on held-out data"),
+    "predict": (predict_command, "say what a model makes of new inputs"),
     "generate": (generate_command, "write text that continues a prompt"),
     "convert": (convert_command, "write a checkpoint in the Hugging Face layout"),
 }

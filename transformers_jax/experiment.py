@@ -5,6 +5,7 @@ import importlib.util
 import json
 import logging
 import platform
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -231,6 +232,31 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     if result.ended != "interrupted":
         sample = task.sample(result.state.model, examples.processor, seed=experiment.seed)
     return RunResult(result.state, result.ended, result.evaluation, sample)
+
+
+def run_seeds(experiment: Experiment, workdir: str | Path, seeds: Sequence[int]) -> dict[str, Any]:
+    """`run` with each of `seeds`, in `workdir/seed-N`; what was interrupted is continued, what is done is not repeated.
+
+    Gives `{"seeds": [...], "eval/NAME": {"mean", "std", "values"}}` of the last evaluations (the sample standard
+    deviation, None for one seed), and writes it to `workdir/seeds.json`.
+    """
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds {list(seeds)} must be different numbers, at least one")
+    workdir = Path(workdir).absolute()
+    last: list[dict[str, float]] = []
+    for seed in seeds:
+        directory = workdir / f"seed-{seed}"
+        if run(dataclasses.replace(experiment, seed=seed), directory).ended == "interrupted":
+            raise KeyboardInterrupt
+        lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+        last.append([line for line in lines if any(name.startswith("eval/") for name in line)][-1])
+    summary: dict[str, Any] = {"seeds": list(seeds)}
+    for name in (name for name in last[0] if name.startswith("eval/")):
+        values = [line[name] for line in last]
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        summary[name] = {"mean": statistics.mean(values), "std": deviation, "values": values}
+    write_atomically(workdir / "seeds.json", json.dumps(summary, indent=1) + "\n")
+    return summary
 
 
 def evaluate(loaded: Loaded, data: Data | None = None, *, batch_size: int = 8) -> dict[str, float]:

@@ -156,7 +156,7 @@ def test_nothing_left_is_an_error(tmp_path):
         ({"validation_fraction": 0.0}, "validation_fraction is 0.0; it must be above 0 and below 1"),
         ({"validation_fraction": float("nan")}, "validation_fraction is nan"),
         ({"tokenizer": ""}, "tokenizer is empty"),
-        ({"vocab_size": 5}, "vocab_size is 5; wordpiece needs at least 6"),
+        ({"vocab_size": 5}, "vocab_size is 5; wordpiece needs at least 16"),
         ({"text_column": ""}, "must not be empty"),
         ({"label_column": "text"}, "must differ, but are text, text"),
         ({"label_separator": ""}, "label_separator is empty"),

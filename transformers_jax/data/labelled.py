@@ -55,8 +55,8 @@ class LabelledData(Data):
             raise ValueError(f"validation_fraction is {self.validation_fraction}; it must be above 0 and below 1")
         if not self.tokenizer.strip():
             raise ValueError("tokenizer is empty; use wordpiece or the path of one")
-        if self.tokenizer == "wordpiece" and self.vocab_size < 6:
-            raise ValueError(f"vocab_size is {self.vocab_size}; wordpiece needs at least 6 (5 of them are special)")
+        if self.tokenizer == "wordpiece" and self.vocab_size < 16:
+            raise ValueError(f"vocab_size is {self.vocab_size}; wordpiece needs at least 16")
 
 
 class BadExamples:

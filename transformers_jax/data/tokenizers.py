@@ -201,7 +201,9 @@ class Tokenizer:
         """
         path = Path(path).expanduser()
         if not path.exists():
-            raise FileNotFoundError(f"no tokenizer at {path}; name a directory or file, or: character, byte, bpe")
+            raise FileNotFoundError(
+                f"no tokenizer at {path}; name a directory or file, or: character, byte, bpe, wordpiece"
+            )
         directory = path if path.is_dir() else path.parent
         set_of = {name: names for names in FILE_SETS for name in names}
         if path.is_dir():
@@ -348,6 +350,24 @@ class Tokenizer:
         return self._special_id("mask_token")
 
     @functools.cached_property
+    def special_ids(self) -> tuple[int, ...]:
+        """The ids that no text gives: those named above, and other tokens that are marked as special."""
+        marked = {token["id"] for token in self._layout["added_tokens"] if token["special"]}
+        named = {self._special_id(name) for name in SPECIAL_NAMES} - {None}
+        return tuple(sorted(marked | named))
+
+    @functools.cached_property
+    def word_starts(self) -> np.ndarray | None:
+        """`(vocab_size,)` bool: whether a word begins with this token, or goes on with it (WordPiece's `##ing`). None
+        where tokens do not tell."""
+        prefix = self._layout["model"].get("continuing_subword_prefix")
+        if not prefix:
+            return None
+        starts = np.ones(self.vocab_size, bool)
+        starts[[token_id for token, token_id in self._vocab.items() if token.startswith(prefix)]] = False
+        return starts
+
+    @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 of everything that decides the ids. Equal fingerprints: equal ids for every text."""
         # Empty settings are left out: newer versions of the library write more of them for the same tokenizer.
@@ -365,10 +385,11 @@ class Tokenizer:
     @functools.cached_property
     def cuts(self) -> Literal["anywhere", "words", "nowhere"]:
         """Where a text may be cut without changing its ids: between any two characters, before a space or newline that
-        follows another character (GPT-2's pattern never matches across that; see `split_text`), or not at all."""
+        follows another character (neither GPT-2's pattern nor a word of BERT's reaches across that; see `split_text`),
+        or not at all."""
         if self._character_ids is not None or self._byte_ids is not None:
             return "anywhere"
-        return "words" if self._is_plain_byte_level_bpe else "nowhere"
+        return "words" if self._is_plain_byte_level_bpe or self._is_plain_wordpiece else "nowhere"
 
     def __repr__(self) -> str:
         return f"Tokenizer({self._layout['model']['type']}, vocab_size={self.vocab_size}, eos_id={self.eos_id})"
@@ -391,6 +412,17 @@ class Tokenizer:
             and before.get("use_regex", True)
             and not before.get("add_prefix_space")
             and all(token["special"] for token in self._layout["added_tokens"])
+        )
+
+    @property
+    def _is_plain_wordpiece(self) -> bool:
+        """BERT's scheme and nothing else that could look across a word's border."""
+        layout = self._layout
+        return (
+            layout["model"]["type"] == "WordPiece"
+            and (layout["normalizer"] or {}).get("type") == "BertNormalizer"
+            and (layout["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
+            and all(token["special"] for token in layout["added_tokens"])
         )
 
     @functools.cached_property
