@@ -13,8 +13,9 @@ from safetensors.numpy import load_file
 
 from transformers_jax.data.tokenizers import Tokenizer
 from transformers_jax.pretrained import from_pretrained, save_pretrained
+from transformers_jax.pretrained.configs import ACTIVATIONS
 from transformers_jax.pretrained.engine import export
-from transformers_jax.pretrained.gpt2 import ACTIVATIONS, GPT2
+from transformers_jax.pretrained.gpt2 import GPT2
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

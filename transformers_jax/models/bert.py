@@ -260,6 +260,7 @@ class Bert(nnx.Module):
         if positions is None:
             ones = jnp.ones_like(input_ids[:1]) if attention_mask is None else (attention_mask != 0).astype(jnp.int32)
             positions = positions_from_mask(ones)
+        check_ids(positions, config.max_length, name="positions")
         hidden = self.embedding(input_ids) + self.positions(positions + config.position_offset)
         if self.token_types is not None:
             if token_type_ids is None:

@@ -10,7 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from transformers_jax.models import SequenceClassifier
 from transformers_jax.pretrained import engine
+from transformers_jax.pretrained.bert import BERT
+from transformers_jax.pretrained.configs import CLASSIFIERS, give_labels, take_labels
+from transformers_jax.pretrained.distilbert import DISTILBERT
 from transformers_jax.pretrained.engine import Family, Loaded, Shardings
 from transformers_jax.pretrained.files import (
     CONFIG,
@@ -23,10 +27,11 @@ from transformers_jax.pretrained.files import (
     written_at_once,
 )
 from transformers_jax.pretrained.gpt2 import GPT2
+from transformers_jax.pretrained.roberta import ROBERTA
 
 __all__ = ["FAMILIES", "Loaded", "find_directory", "from_pretrained", "load_pretrained", "save_pretrained"]
 
-FAMILIES: tuple[Family, ...] = (GPT2,)
+FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT)
 
 # fmt: off
 WITHOUT_EFFECT = frozenset({
@@ -39,7 +44,7 @@ WITHOUT_EFFECT = frozenset({
     "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
     "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "forced_bos_token_id",
     "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
-    "begin_suppress_tokens",
+    "begin_suppress_tokens", "output_past", "language", "name", "sentence_transformers",
 })
 # fmt: on
 """Fields that transformers puts into every config.json and that do not change what the models here compute."""
@@ -58,7 +63,7 @@ def from_pretrained(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike | None = None,
     shardings: Shardings = None,
-    architecture: str | None = None,
+    architecture: str | type[nnx.Module] | None = None,
     new_head: bool = False,
     changes: Mapping[str, Any] | None = None,
     rngs: nnx.Rngs | None = None,
@@ -71,9 +76,10 @@ def from_pretrained(
     `shardings` is one `jax.sharding.Sharding`, a pytree of them with the parameters' paths, or a function of path and
     `jax.ShapeDtypeStruct` (None: the default device).
 
-    `architecture` asks for another head than the file's ("GPT2Model"). A head that the file does not hold is an error
-    unless `new_head`, which starts it with `rngs` and logs which parameters are new. `changes` sets fields of the
-    configuration otherwise (`{"dropout": 0.0, "remat": "full"}`).
+    `architecture` asks for another head than the file's: a class of `transformers_jax.models` (`SequenceClassifier`, or
+    `Bert` for none) or transformers' name of one ("BertModel"). A head that the file does not hold, or not of this
+    size, is an error unless `new_head`, which starts it with `rngs` and logs which parameters are new. `changes` sets
+    fields of the configuration otherwise (`{"dropout": 0.0, "labels": ("ham", "spam")}`).
 
     FileNotFoundError when something is not there; ValueError when a file is damaged, a setting is not supported, or
     tensors and parameters do not match: the message lists every missing, unexpected or misshapen one.
@@ -97,7 +103,7 @@ def load_pretrained(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike | None = None,
     shardings: Shardings = None,
-    architecture: str | None = None,
+    architecture: str | type[nnx.Module] | None = None,
     new_head: bool = False,
     changes: Mapping[str, Any] | None = None,
     rngs: nnx.Rngs | None = None,
@@ -107,21 +113,30 @@ def load_pretrained(
     directory = find_directory(source, revision=revision)
     fields = read_json(directory / CONFIG)
     family = _family(fields.get("model_type"), directory)
-    config = _read_config(family, fields, directory)
+    read = _read_config(family, fields, directory)
+    named = next(iter(fields.get("architectures") or ()), None)
     with TensorFiles(directory) as files:
-        stored = engine.stored_type(files)
-        types = dict(dtype=_name(dtype, stored), param_dtype=_name(param_dtype, _name(dtype, stored)))
-        config = _replace(config, types | dict(changes or {}))
-        named = architecture or next(iter(fields.get("architectures") or ()), None)
-        chosen = engine.choose_architecture(family, config, files) if named is None else family.architecture(named)
+        kind = _name(dtype, engine.stored_type(files))
+        wanted = dict(dtype=kind, param_dtype=_name(param_dtype, kind)) | dict(changes or {})
+        names = family.names(files)
+
+        def configured(chosen: engine.Architecture) -> Any:
+            config = _with_labels(read, chosen, fields, directory)
+            _check_fixed(family, chosen, chosen.configure(config, names), f"{directory / CONFIG}: ")
+            return _replace(chosen.configure(_replace(config, wanted), names), wanted)
+
+        chosen = engine.choose_architecture(
+            family, read, files, asked=architecture, named=named, fits=lambda one: one.fits(configured(one))
+        )
         return engine.load(
             family,
             chosen,
-            config,
+            configured(chosen),
             files,
             shardings=shardings,
             choose_head=architecture is not None,
             new_head=new_head,
+            stored=next((one for one in family.architectures if one.name == named), None),
             rngs=rngs,
         )
 
@@ -134,20 +149,22 @@ def save_pretrained(
     max_shard_size: int | str = "5GB",
 ) -> None:
     """Write `model` as a checkpoint that `from_pretrained` and transformers read: `config.json`, `model.safetensors`
-    (several with an index beyond `max_shard_size`), `generation_config.json` and the tokenizer's files.
+    (several with an index beyond `max_shard_size`), a decoder's `generation_config.json` and the tokenizer's files.
 
     Parameters keep their types. Written aside and moved into `directory` at the end; a checkpoint that was there is
-    replaced. ValueError when the model has no layout in transformers.
+    replaced. ValueError when transformers has no such model, or it computes something else.
     """
     limit = parse_size(max_shard_size)
     family, chosen = _layout(model)
+    _check_fixed(family, chosen, model.config)
     sizes, read = engine.export(family, chosen, model)
     kind = jnp.result_type(*(leaf.dtype for leaf in engine.named_leaves(model).values())).name
-    config = family.write_config(model.config)
+    config = family.write_config(model.config) | give_labels(model.config, chosen.head)
     special = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config}
     with written_at_once(Path(directory).expanduser()) as new:
         write_tensors(new, sizes, read, max_shard_size=limit)
-        write_json(new / "generation_config.json", special)
+        if hasattr(model, "init_cache"):
+            write_json(new / "generation_config.json", special)
         if tokenizer is not None:
             tokenizer.save(new)
         header = {"model_type": family.model_type, "architectures": [chosen.name], "dtype": kind}
@@ -163,13 +180,31 @@ def _family(model_type: object, directory: Path) -> Family:
 
 
 def _layout(model: Any) -> tuple[Family, engine.Architecture]:
-    backbone, head = getattr(model, "backbone", model), type(model) if hasattr(model, "backbone") else None
+    backbone: Any = getattr(model, "backbone", model)
+    head, config = None if backbone is model else type(model), getattr(backbone, "config", None)
     for family in FAMILIES:
-        for architecture in family.architectures:
-            if type(backbone) is family.backbone and architecture.head is head:
-                return family, architecture
+        if type(backbone) is family.backbone and family.fits(config):
+            for architecture in family.architectures:
+                if architecture.head is head and architecture.fits(config):
+                    return family, architecture
     name = type(backbone).__name__ if head is None else f"{head.__name__}({type(backbone).__name__})"
     raise ValueError(f"transformers has no layout known here for {name}")
+
+
+def _check_fixed(family: Family, architecture: engine.Architecture, config: Any, where: str = "") -> None:
+    for name, value in family.fixed(config, architecture.head).items():
+        if (found := getattr(config, name)) != value:
+            raise ValueError(f"{where}{architecture.name} of transformers has {name}={value!r}, not {found!r}")
+
+
+def _with_labels(config: Any, architecture: engine.Architecture, fields: Mapping[str, Any], directory: Path) -> Any:
+    if architecture.head not in CLASSIFIERS:
+        return config
+    try:
+        problem_type = fields.get("problem_type") if architecture.head is SequenceClassifier else None
+        return dataclasses.replace(config, labels=take_labels(fields), problem_type=problem_type)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{directory / CONFIG}: {error}") from None
 
 
 def _read_config(family: Family, fields: Mapping[str, Any], directory: Path) -> Any:

@@ -8,7 +8,7 @@ layers. Families with several stacks (the stages of Swin) make their rules in a 
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -58,20 +58,56 @@ class Rule:
         return parameter.reshape(permuted).transpose(np.argsort(self.axes))
 
 
+def linear(theirs: str, ours: str) -> tuple[Rule, Rule]:
+    """The rules of a dense layer that PyTorch stores as (out, in)."""
+    return Rule(theirs + ".weight", ours + ".kernel", axes=(1, 0)), Rule(theirs + ".bias", ours + ".bias")
+
+
+def layer_norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
+    return Rule(theirs + ".weight", ours + ".scale"), Rule(theirs + ".bias", ours + ".bias")
+
+
+def under(backbone: Any, head: Any) -> Callable[[Any, nnx.Rngs], nnx.Module]:
+    """What builds `backbone` under `head`, or alone if that is None."""
+
+    def build(config: Any, rngs: nnx.Rngs) -> nnx.Module:
+        bare = backbone(config, rngs=rngs)
+        return bare if head is None else head(bare, rngs=rngs)
+
+    return build
+
+
 @dataclasses.dataclass(frozen=True)
 class Architecture:
     """A model class of transformers: a family's backbone, alone or under one of our heads.
 
-    `build(config, rngs)` makes the model; `rules` are those of the head's own tensors (names without prefix, paths
-    from the model's root). `copies(config)` names tensors that a file may hold a second time under another name, such
-    as a tied output layer: they must equal the tensor they copy, and are not written.
+    `build(config, rngs)` makes the model; `rules`, or `rules(config)`, are those of the head's own tensors (names
+    without prefix, paths from the model's root). `copies(config)` names tensors that a file may hold a second time
+    under another name, such as a tied output layer: they must equal the tensor they copy, and are not written.
+    `configure(config, names)` turns what config.json says into the configuration of this class's model, for a file
+    that holds tensors of these names; `fits(config)` tells whether a model with this head is of this class, where
+    several have the head.
     """
 
     name: str
     head: type[nnx.Module] | None
     build: Callable[[Any, nnx.Rngs], nnx.Module]
-    rules: tuple[Rule, ...] = ()
+    rules: Sequence[Rule] | Callable[[Any], Sequence[Rule]] = ()
     copies: Callable[[Any], Mapping[str, str]] = lambda config: {}
+    configure: Callable[[Any, Collection[str]], Any] = lambda config, names: config
+    fits: Callable[[Any], bool] = lambda config: True
+
+    def rules_for(self, config: Any) -> Sequence[Rule]:
+        return self.rules(config) if callable(self.rules) else self.rules
+
+    def names(self, config: Any) -> frozenset[str]:
+        """The names of the head's own tensors."""
+        return frozenset(rule.theirs for rule in self.rules_for(config))
+
+    def held_by(self, names: Collection[str], config: Any) -> bool:
+        """Whether a file with tensors of these names holds all of the head."""
+        found = {original for copy, original in self.copies(config).items() if copy in names} | set(names)
+        return self.names(config) <= found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +117,11 @@ class Family:
     `rules(config)` is the backbone's table, with paths from the backbone; a rule whose parameters the model does not
     have does not apply. `prefix` stands before the backbone's names in checkpoints with a head. `ignored` are regular
     expressions of tensors without information (masks, position ids), `renamed` pairs of regular expression and
-    replacement for names from older files; both see names without prefix. The first architecture is the bare backbone.
-    `read_config` takes the fields it knows out of a config.json's, `write_config` gives them back.
+    replacement for names from older files, `spare` regular expressions of tensors that files hold or lack whatever
+    their head (a pooler): left out by a model without them, new with a new head; all see names without prefix. The
+    first architecture is the bare backbone. `read_config` takes the fields it knows out of a config.json's,
+    `write_config` gives them back. `fits(config)` tells whether a model of the backbone is one of this family, where
+    several have the backbone; `fixed(config, head)` names what its classes compute whatever config.json says.
     """
 
     model_type: str
@@ -94,6 +133,9 @@ class Family:
     write_config: Callable[[Any], dict[str, Any]]
     ignored: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+    spare: tuple[str, ...] = ()
+    fits: Callable[[Any], bool] = lambda config: True
+    fixed: Callable[[Any, type | None], Mapping[str, Any]] = lambda config, head: {}
 
     def architecture(self, name: str) -> Architecture:
         for architecture in self.architectures:
@@ -102,6 +144,16 @@ class Family:
         names = ", ".join(architecture.name for architecture in self.architectures)
         raise ValueError(f"architecture {name} is not supported for {self.model_type}; there are {names}")
 
+    def of_head(self, head: type) -> list[Architecture]:
+        """The architectures with this head, or the bare one for the class of the backbone."""
+        wanted = None if head is self.backbone else head
+        found = [architecture for architecture in self.architectures if architecture.head is wanted]
+        if not found:
+            heads = {architecture.head or self.backbone: None for architecture in self.architectures}
+            names = ", ".join(known.__name__ for known in heads)
+            raise ValueError(f"there is no {head.__name__} for {self.model_type}; there are {names}")
+        return found
+
     def canonical(self, name: str) -> str:
         """A tensor's name without the prefix and as newer files write it."""
         name = name.removeprefix(self.prefix)
@@ -109,11 +161,14 @@ class Family:
             name = re.sub(pattern, replacement, name)
         return name
 
+    def names(self, files: TensorFiles) -> set[str]:
+        return {self.canonical(name) for name in files.shapes}
+
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
     """A model and an account of how it was read: paths of its parameters that the file did not hold and that start
-    fresh (`new`), and tensors of the file that belong to another head and were left out (`unused`)."""
+    fresh (`new`), and tensors of the file that this model does not have and that were left out (`unused`)."""
 
     model: Any
     architecture: str
@@ -204,20 +259,50 @@ def rules_of(family: Family, architecture: Architecture, config: Any) -> list[tu
         return dataclasses.replace(rule, ours=tuple("backbone." + path for path in ours))
 
     return [(under_head(rule), family.prefix) for rule in family.rules(config)] + [
-        (rule, "") for rule in architecture.rules
+        (rule, "") for rule in architecture.rules_for(config)
     ]
 
 
-def choose_architecture(family: Family, config: Any, files: TensorFiles) -> Architecture:
-    """The architecture whose head a file holds, for configurations that name none."""
-    held = {family.canonical(name) for name in files.shapes}
+def choose_architecture(
+    family: Family,
+    config: Any,
+    files: TensorFiles,
+    *,
+    asked: str | type | None = None,
+    named: str | None = None,
+    fits: Callable[[Architecture], bool] = lambda architecture: True,
+) -> Architecture:
+    """The architecture that is `asked` for, by its name or as a class of ours, or the one that the files hold.
+
+    What config.json has `named` counts, but for one thing: where the files hold all of a class that has more of the
+    same head, it is that one, as in BERT's own checkpoints, which say BertForMaskedLM and hold a BertForPreTraining.
+    Of several with the class that is asked for, it is the one that `fits`, and holds most of what the files do.
+    """
+    held = family.names(files)
+
+    def widest(options: Sequence[Architecture]) -> Architecture:
+        whole = [architecture for architecture in options if architecture.held_by(held, config)]
+        return max(whole or options[:1], key=lambda architecture: len(architecture.names(config)))
+
+    if isinstance(asked, str):
+        return family.architecture(asked)
+    if asked is not None:
+        options = family.of_head(asked)
+        return widest([architecture for architecture in options if fits(architecture)] or options)
+    if named is not None:
+        first = family.architecture(named)
+        wider = (other for other in family.architectures if other.names(config) > first.names(config))
+        return widest([first, *(other for other in wider if other.head is first.head)])
+
     fitting = [
         architecture
         for architecture in family.architectures[1:]
-        if held & ({rule.theirs for rule in architecture.rules} | set(architecture.copies(config)))
+        if held & (architecture.names(config) | set(architecture.copies(config)))
     ]
-    if len(fitting) == 1:
-        return fitting[0]
+    whole = [architecture for architecture in fitting if architecture.held_by(held, config)]
+    most = [one for one in whole if not any(one.names(config) < other.names(config) for other in whole)] or fitting
+    if len(most) == 1:
+        return most[0]
     if not fitting and not any(family.prefix and name.startswith(family.prefix) for name in files.shapes):
         return family.architectures[0]
     names = ", ".join(architecture.name for architecture in family.architectures)
@@ -252,13 +337,21 @@ def account(
     *,
     choose_head: bool = False,
     new_head: bool = False,
+    stored: Architecture | None = None,
 ) -> Account:
-    """Match every tensor of the files with every parameter; ValueError with the list of all that do not match."""
+    """Match every tensor of the files with every parameter; ValueError with the list of all that do not match.
+
+    `stored` is the architecture that the files say they hold: what another head than its own calls by the same name is
+    not the same thing.
+    """
     shapes = {path: leaf.shape for path, leaf in parameters.items()}
     table = [
         (tensor, prefix) for rule, prefix in rules_of(family, architecture, config) for tensor in expand([rule], shapes)
     ]
-    head_names = {tensor.name for tensor in expand(architecture.rules, shapes)}
+    head_names = architecture.names(config)
+    foreign = frozenset()
+    if stored is not None and stored.head is not architecture.head:
+        foreign = stored.names(config) & head_names
     copies = architecture.copies(config)
     prefixed = bool(family.prefix) and any(name.startswith(family.prefix) for name in files.shapes)
     problems: list[str] = []
@@ -266,7 +359,7 @@ def account(
     held: dict[str, str] = {}  # by the name without prefix
     for name in sorted(files.shapes):
         canonical = family.canonical(name)
-        if any(re.fullmatch(pattern, canonical) for pattern in family.ignored):
+        if _matches(canonical, family.ignored):
             continue
         if canonical in held:
             problems.append(f"twice: {held[canonical]} and {name} are the same tensor")
@@ -278,36 +371,47 @@ def account(
     sources: dict[str, list[tuple[Tensor, Part, str]]] = {path: [] for path in parameters}
     new: set[str] = set()
     used: dict[str, str] = {}
+    unused: list[str] = []
     for tensor, prefix in table:
-        name = held.pop(tensor.name, None)
-        if name is None:
-            if new_head and tensor.name in head_names:
-                new.update(part.path for part in tensor.parts)
-            else:
-                problems.append(f"missing: {prefix if prefixed else ''}{tensor.name} {_show(tensor.shape)}")
+        name = None if tensor.name in foreign else held.get(tensor.name)
+        renewable = tensor.name in head_names or _matches(tensor.name, family.spare)
+        fitting = name is not None and files.shapes[name] == tensor.shape
+        if renewable and new_head and not fitting:
+            new.update(part.path for part in tensor.parts)
+            if name is not None:
+                unused.append(held.pop(tensor.name))
             continue
-        used[tensor.name] = name
-        if files.shapes[name] != tensor.shape:
-            problems.append(
-                f"wrong shape: {name} is {_show(files.shapes[name])} in the file, {_show(tensor.shape)} in the model"
-            )
+        hint = "; pass new_head=True to start it afresh" if tensor.name in head_names else ""
+        if name is None:
+            problems.append(f"missing: {prefix if prefixed else ''}{tensor.name} {_show(tensor.shape)}{hint}")
+            continue
+        used[tensor.name] = held.pop(tensor.name)
+        if not fitting:
+            shapes_differ = f"{_show(files.shapes[name])} in the file, {_show(tensor.shape)} in the model"
+            problems.append(f"wrong shape: {name} is {shapes_differ}{hint}")
         if files.types[name] not in FLOATS:
             problems.append(f"wrong type: {name} is {files.types[name]}, not one of {', '.join(FLOATS)}")
         for part in tensor.parts:
             sources[part.path].append((tensor, part, name))
     covered = {part.path for tensor, _ in table for part in tensor.parts}
-    problems += [f"no rule: parameter {path} {_show(shapes[path])}" for path in parameters if path not in covered]
+    for path in parameters:
+        if path not in covered and new_head and architecture.head is not None and not path.startswith("backbone."):
+            new.add(path)  # of a head that transformers does not have so
+        elif path not in covered:
+            problems.append(f"no rule: parameter {path} {_show(shapes[path])}")
 
     elsewhere = _names_elsewhere(family, architecture, config, shapes)
-    unused = []
     for canonical, name in held.items():
         if canonical in copies:
             original = used.get(copies[canonical])
-            if original is not None and not np.array_equal(files.read(name), files.read(original)):
+            if original is None or np.array_equal(files.read(name), files.read(original)):
+                continue
+            if not _matches(canonical, family.spare):
                 problems.append(f"not a copy: {name} differs from {original}, but config.json ties them")
-            continue
-        known = any(re.fullmatch(pattern, canonical) for pattern in elsewhere)
-        if choose_head and (known or (prefixed and not name.startswith(family.prefix))):
+                continue
+        known = _matches(canonical, elsewhere)
+        chosen = choose_head and (known or (prefixed and not name.startswith(family.prefix)))
+        if chosen or _matches(canonical, family.spare):
             unused.append(name)
         else:
             hint = f"; pass architecture={architecture.name!r} to leave out other heads" if known else ""
@@ -317,13 +421,17 @@ def account(
     return Account(sources, tuple(sorted(new)), tuple(sorted(unused)))
 
 
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
 def _names_elsewhere(
     family: Family, architecture: Architecture, config: Any, shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
     """Patterns of the tensors that the family's table knows but this architecture does not have."""
     names = [rule.theirs for rule, _ in rules_of(family, architecture, config) if not any(expand([rule], shapes))]
     for other in family.architectures:
-        names += [*other.copies(config), *(rule.theirs for rule in other.rules)]
+        names += [*other.copies(config), *other.names(config)]
     return [re.escape(name).replace(re.escape(LAYER), r"\d+") for name in names]
 
 
@@ -336,18 +444,19 @@ def load(
     shardings: Shardings = None,
     choose_head: bool = False,
     new_head: bool = False,
+    stored: Architecture | None = None,
     rngs: nnx.Rngs | None = None,
 ) -> Loaded:
     """Build the model out of the files, one parameter at a time, each placed before the next is read.
 
     Strict, see `account`. `choose_head` leaves out tensors of heads other than `architecture`'s; `new_head` lets a head
-    that the files do not hold start afresh, with `rngs`.
+    that the files do not hold, or not in this shape, start afresh, with `rngs`.
     """
     abstract = jax.eval_shape(lambda: architecture.build(config, nnx.Rngs(0)))
     parameters = named_leaves(abstract)
     placed = _shardings_by_path(shardings, parameters)
     plan = account(
-        family, architecture, config, files, parameters, choose_head=choose_head, new_head=new_head
+        family, architecture, config, files, parameters, choose_head=choose_head, new_head=new_head, stored=stored
     )  # fmt: skip
 
     values: dict[str, jax.Array] = {}
@@ -365,7 +474,7 @@ def load(
         }
         logger.warning("new parameters, not in the checkpoint: %s", ", ".join(plan.new))
     if plan.unused:
-        logger.warning("tensors of another head, left out: %s", ", ".join(plan.unused))
+        logger.warning("tensors that %s does not have, left out: %s", architecture.name, ", ".join(plan.unused))
     for path, leaf in parameters.items():
         if path not in values:
             values[path] = _place(_assemble(files, plan.sources[path], leaf), placed[path])

@@ -1,10 +1,24 @@
-"""GPT-2: `GPT2Model` and `GPT2LMHeadModel` of transformers."""
+"""GPT-2 of transformers: the bare model, the language model and the classifiers."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from transformers_jax.models import GPT, GPTConfig, LanguageModel
-from transformers_jax.pretrained.engine import Architecture, Family, Rule
+from transformers_jax.models import (
+    GPT,
+    GPTConfig,
+    LanguageModel,
+    SequenceClassifier,
+    SpanPredictor,
+    TokenClassifier,
+)
+from transformers_jax.pretrained.configs import (
+    give_activation,
+    give_fields,
+    take_activation,
+    take_fields,
+    take_required,
+)
+from transformers_jax.pretrained.engine import Architecture, Family, Rule, linear, under
 
 STACK = "stack.layers.{layer}."
 
@@ -51,7 +65,6 @@ FIELDS = {
     "eos_token_id": ("eos_id", 50256),
     "pad_token_id": ("pad_id", None),
 }
-"""config.json's fields, ours, and the value that transformers gives a missing one."""
 
 ALIASES = {
     "hidden_size": "n_embd",
@@ -59,22 +72,6 @@ ALIASES = {
     "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer",
 }
-
-ACTIVATIONS = {
-    "gelu_new": "gelu_tanh",
-    "gelu": "gelu",
-    "quick_gelu": "gelu_quick",
-    "relu": "relu",
-    "silu": "silu",
-    "tanh": "tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_python": "gelu",
-    "swish": "silu",
-}
-"""transformers' names and ours; of several for one function the first is written."""
 
 REQUIRED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 """Settings that change the numbers, with the only value that our GPT has."""
@@ -94,27 +91,22 @@ def read_config(fields: dict[str, Any]) -> GPTConfig:
     for alias, name in ALIASES.items():
         if alias in fields:
             fields[name] = fields.pop(alias)
-    for name, value in REQUIRED.items():
-        if (found := fields.pop(name, value)) != value:
-            raise ValueError(f"config.json sets {name} to {found}; only {value} is supported")
-    activation = fields.pop("activation_function", "gelu_new")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"config.json sets activation_function to {activation!r}; there are {', '.join(ACTIVATIONS)}")
-    values = {ours: fields.pop(theirs, default) for theirs, (ours, default) in FIELDS.items()}
-    if isinstance(values["eos_id"], list):
-        values["eos_id"] = tuple(values["eos_id"])
+    take_required(fields, REQUIRED)
+    activation = take_activation(fields, "activation_function", "gelu_new")
+    classifier_dropout = fields.pop("classifier_dropout", None)
+    values = take_fields(fields, FIELDS)
     if (found := fields.pop("n_ctx", values["max_length"])) != values["max_length"]:
         raise ValueError(f"config.json sets n_ctx to {found}, but n_positions to {values['max_length']}")
     for name in UNUSED:
         fields.pop(name, None)
-    return GPTConfig(activation=ACTIVATIONS[activation], **values)
+    return GPTConfig(activation=activation, classifier_dropout=classifier_dropout, **values)
 
 
 def write_config(config: GPTConfig) -> dict[str, Any]:
     """The fields of config.json that are GPT-2's own."""
-    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
-    values = {theirs: getattr(config, ours) for theirs, (ours, _) in FIELDS.items()}
-    return {"activation_function": activation, **values, **REQUIRED}
+    optional = {} if config.classifier_dropout is None else {"classifier_dropout": config.classifier_dropout}
+    activation = give_activation(config.activation)
+    return {"activation_function": activation, **give_fields(config, FIELDS), **REQUIRED, **optional}
 
 
 def tied(config: GPTConfig) -> Mapping[str, str]:
@@ -127,13 +119,28 @@ GPT2 = Family(
     backbone=GPT,
     rules=lambda config: RULES,
     architectures=(
-        Architecture("GPT2Model", None, lambda config, rngs: GPT(config, rngs=rngs)),
+        Architecture("GPT2Model", None, under(GPT, None)),
         Architecture(
             "GPT2LMHeadModel",
             LanguageModel,
-            lambda config, rngs: LanguageModel(GPT(config, rngs=rngs), rngs=rngs),
+            under(GPT, LanguageModel),
             rules=(Rule("lm_head.weight", "head.kernel", axes=(1, 0)),),
             copies=tied,
+        ),
+        Architecture(
+            "GPT2ForSequenceClassification",
+            SequenceClassifier,
+            under(GPT, SequenceClassifier),
+            rules=(Rule("score.weight", "head.kernel", axes=(1, 0)),),
+        ),
+        Architecture(
+            "GPT2ForTokenClassification",
+            TokenClassifier,
+            under(GPT, TokenClassifier),
+            rules=linear("classifier", "head"),
+        ),
+        Architecture(
+            "GPT2ForQuestionAnswering", SpanPredictor, under(GPT, SpanPredictor), rules=linear("qa_outputs", "head")
         ),
     ),
     read_config=read_config,
