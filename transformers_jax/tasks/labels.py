@@ -69,11 +69,12 @@ def show_counts(names: LabelNames, numbers: Iterable[int]) -> str:
 
 
 def class_weights(setting: str, names: LabelNames, numbers: Sequence[int]) -> np.ndarray:
-    """A weight for each class: "balanced" (examples / (classes * examples of the class), as scikit-learn's), or
-    "NAME=WEIGHT,..." with 1 for the others."""
+    """A weight for each class: "balanced" (examples / (classes * examples of the class), as scikit-learn's; 0 for a
+    class without any), or "NAME=WEIGHT,..." with 1 for the others."""
     if setting == "balanced":
         counts = np.bincount(numbers, minlength=len(names))
-        return (len(numbers) / (len(names) * counts)).astype(np.float32)
+        weights = len(numbers) / (len(names) * np.maximum(counts, 1))
+        return np.where(counts > 0, weights, 0.0).astype(np.float32)
     weights = np.ones(len(names), np.float32)
     for part in setting.split(","):
         name, equals, value = part.rpartition("=")

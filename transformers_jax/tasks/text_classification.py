@@ -49,8 +49,10 @@ class TextClassification(Task):
     def __post_init__(self):
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"task.label_smoothing={self.label_smoothing} must be at least 0 and below 1")
-        if self.problem == "regression" and (self.class_weights or self.label_smoothing):
-            raise ValueError("task.class_weights and task.label_smoothing have no meaning for regression")
+        if self.problem == "regression" and self.label_smoothing:
+            raise ValueError("task.label_smoothing has no meaning for regression")
+        if self.problem != "single_label_classification" and self.class_weights:
+            raise ValueError(f"task.class_weights has no meaning for {self.problem}")
 
     @property
     def metric(self) -> str:
