@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformers_jax.data import Tokenizer
+from transformers_jax.data.tokenizers import split_text
 
 DOCS = [topics[name] for name in sorted(topics)][:40]
 BERT_NAMES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -47,6 +48,28 @@ def test_training_learns_pieces_from_the_text(trained):
     assert len(trained.encode(DOCS[0])) < 0.6 * letters
     assert trained.unk_id not in trained.encode(DOCS[0])
     assert trained.encode("Été") == trained.encode("ete")
+
+
+def test_what_is_special_and_where_words_begin(trained):
+    assert trained.special_ids == (0, 1, 2, 3, 4)
+    vocab = trained.backend.get_vocab()
+    assert trained.word_starts.tolist() == [not token.startswith("##") for token in sorted(vocab, key=vocab.get)]
+    assert Tokenizer.byte().special_ids == (256,) and Tokenizer.byte().word_starts is None
+    assert Tokenizer.character("ab").special_ids == ()
+
+
+BLANKS = st.sampled_from([" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u200b", "\x85", "\u0301", "", "'"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.lists(BLANKS | st.sampled_from([*"aB9_é你!Σ", "[SEP]", "ing"]), max_size=30).map("".join),
+    size=st.integers(1, 9),
+)
+def test_tokenising_in_chunks_equals_tokenising_the_whole(trained, text, size):
+    assert trained.cuts == "words"
+    chunks = list(split_text([text], size=size, cuts="words"))
+    assert [i for chunk in chunks for i in trained.encode(chunk)] == trained.encode(text)
 
 
 def test_the_same_texts_give_the_same_ids():

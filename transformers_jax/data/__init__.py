@@ -3,7 +3,7 @@
 from transformers_jax.data.base import Data
 from transformers_jax.data.classification import ClassificationData, LabelledText, read_classification
 from transformers_jax.data.conll import EntityData, TaggedSentence, read_entities
-from transformers_jax.data.corpus import Corpus, TextData, prepare_corpus
+from transformers_jax.data.corpus import Corpus, TextData, prepare_corpus, separator_id
 from transformers_jax.data.encoding import (
     EncodedWords,
     Template,
@@ -16,6 +16,7 @@ from transformers_jax.data.encoding import (
     token_span,
 )
 from transformers_jax.data.labelled import LabelledData
+from transformers_jax.data.masking import Masking, SentencePairs, masked_tokens, text_blocks
 from transformers_jax.data.pipeline import (
     IGNORED_LABEL,
     Ragged,
@@ -38,10 +39,12 @@ __all__ = [
     "EntityData",
     "LabelledData",
     "LabelledText",
+    "Masking",
     "Pieces",
     "Question",
     "Ragged",
     "Row",
+    "SentencePairs",
     "SpanData",
     "TaggedSentence",
     "Template",
@@ -56,13 +59,16 @@ __all__ = [
     "encode_words",
     "evaluation_batches",
     "evaluation_blocks",
+    "masked_tokens",
     "open_text",
     "prepare_corpus",
     "read_classification",
     "read_entities",
     "read_questions",
     "read_rows",
+    "separator_id",
     "split_words",
+    "text_blocks",
     "token_blocks",
     "token_span",
     "training_batches",

@@ -20,10 +20,10 @@ from transformers_jax.data.base import Data
 from transformers_jax.data.text_sources import Documents, TextSource, open_text
 from transformers_jax.data.tokenizers import Tokenizer, split_text
 
-FORMAT = 1  # of the cache; a change makes old entries invisible
+FORMAT = 2  # of the cache; a change makes old entries invisible
 CHUNK_CHARACTERS = 1 << 16
 BATCH_CHARACTERS = 1 << 20  # encoded at once; the library needs about 100 bytes a token for it
-BPE_CHARACTERS = 100_000_000  # a BPE learns from; more text takes minutes and changes little
+LEARNT_CHARACTERS = 100_000_000  # a tokenizer learns from; more text takes minutes and changes little
 ABANDONED_SECONDS = 24 * 3600.0
 
 
@@ -47,12 +47,17 @@ class TextData(Data):
     # The column (or TFDS feature) that holds the text, for sources that are tables.
     text_column: str = "text"
 
-    # 'character' (one token a character), 'byte' (one token a byte), 'bpe' (trained on the training text), or the path
-    # of an existing tokenizer: a tokenizer.json, or a directory with one or with GPT-2's vocab.json and merges.txt.
+    # 'character' (one token a character), 'byte' (one token a byte), 'bpe' or 'wordpiece' (trained on the training
+    # text), or the path of an existing tokenizer: a tokenizer.json, BERT's vocab.txt, or a directory with one of these
+    # or with GPT-2's vocab.json and merges.txt. Masked language models need 'wordpiece' or a path.
     tokenizer: str = "bpe"
 
-    # The number of tokens that 'bpe' learns, at least 257. Other tokenizers have their own.
+    # The number of tokens that 'bpe' (at least 257) and 'wordpiece' (at least 16) learn. Other tokenizers have their
+    # own.
     vocab_size: int = 1024
+
+    # Whether 'wordpiece' ignores case and accents. Other tokenizers have their own rule.
+    lowercase: bool = True
 
     # Where prepared token ids are kept for the next run. Unset: transformers_jax/corpora in $XDG_CACHE_HOME (or
     # in ~/.cache).
@@ -66,9 +71,11 @@ class TextData(Data):
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction is {self.validation_fraction}; it must be above 0 and below 1")
         if not self.tokenizer.strip():
-            raise ValueError("tokenizer is empty; use character, byte, bpe or the path of one")
+            raise ValueError("tokenizer is empty; use character, byte, bpe, wordpiece or the path of one")
         if self.tokenizer == "bpe" and self.vocab_size < 257:
             raise ValueError(f"vocab_size is {self.vocab_size}; bpe needs at least 257 (256 bytes and the end of text)")
+        if self.tokenizer == "wordpiece" and self.vocab_size < 16:
+            raise ValueError(f"vocab_size is {self.vocab_size}; wordpiece needs at least 16 (five are special)")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,9 +105,10 @@ def prepare_corpus(data: TextData, *, tokenizer: Tokenizer | None = None) -> Cor
 
     The held-out part is `validation_source`, or the last `validation_fraction` of the characters of `source`, cut at
     `int(characters * (1 - validation_fraction))`. Within a part, documents are separated by the tokenizer's end-of-text
-    id if it has one; a single document has none. Empty documents are left out. A BPE is trained on the training part
-    alone (of more than 100 million characters, on as many in evenly spaced chunks); a character tokenizer has the
-    characters of both parts, since it could not encode others.
+    id or, where there is none, by its separator (`separator_id`), if it has either; a single document has none. Empty
+    documents are left out. BPE and WordPiece are trained on the training part alone (of more than 100 million
+    characters, on as many in evenly spaced chunks); a character tokenizer has the characters of both parts, since it
+    could not encode others.
 
     `tokenizer` replaces the one that `data` names: a run that continues passes the one it saved.
 
@@ -124,6 +132,11 @@ def prepare_corpus(data: TextData, *, tokenizer: Tokenizer | None = None) -> Cor
         with _whole_folder(folder) as temporary:
             _write_corpus(preparation, tokenizer, temporary)
     raise ValueError(f"the token cache {folder} keeps disappearing; choose another cache_dir")
+
+
+def separator_id(tokenizer: Tokenizer) -> int | None:
+    """The id between two documents of a corpus."""
+    return tokenizer.sep_id if tokenizer.eos_id is None else tokenizer.eos_id
 
 
 # Reading
@@ -225,11 +238,10 @@ def _make_tokenizer(preparation: _Preparation, cache: Path) -> Tokenizer:
     data = preparation.data
     if data.tokenizer == "byte":
         return Tokenizer.byte()
-    if data.tokenizer not in ("character", "bpe"):
+    settings = {"character": [], "bpe": [data.vocab_size], "wordpiece": [data.vocab_size, data.lowercase]}
+    if data.tokenizer not in settings:
         return Tokenizer.load(data.tokenizer)
-    folder = cache / _digest(
-        [preparation.identity, data.tokenizer, data.vocab_size if data.tokenizer == "bpe" else None]
-    )
+    folder = cache / _digest([preparation.identity, data.tokenizer, *settings[data.tokenizer]])
     if folder.exists():
         try:
             return Tokenizer.load(folder)
@@ -242,7 +254,7 @@ def _make_tokenizer(preparation: _Preparation, cache: Path) -> Tokenizer:
         with _progress("training the tokenizer", preparation.cut) as advance:
 
             def texts() -> Iterator[str]:
-                every = -(-preparation.cut // BPE_CHARACTERS)
+                every = -(-preparation.cut // LEARNT_CHARACTERS)
                 number = 0
                 for document in preparation.train():
                     for chunk in split_text(document, size=CHUNK_CHARACTERS, cuts="words"):
@@ -251,7 +263,10 @@ def _make_tokenizer(preparation: _Preparation, cache: Path) -> Tokenizer:
                             yield chunk
                         number += 1
 
-            tokenizer = Tokenizer.train_bpe(texts(), vocab_size=data.vocab_size)
+            if data.tokenizer == "bpe":
+                tokenizer = Tokenizer.train_bpe(texts(), vocab_size=data.vocab_size)
+            else:
+                tokenizer = Tokenizer.train_wordpiece(texts(), vocab_size=data.vocab_size, lowercase=data.lowercase)
     with _whole_folder(folder) as temporary:
         tokenizer.save(temporary)
         preparation.check_unchanged()
@@ -287,7 +302,8 @@ def _write_ids(
 ) -> tuple[int, int]:
     """Write the ids of one part; returns the number of tokens and of bytes of text."""
     tokens = size = 0
-    separator = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], dtype)
+    between = separator_id(tokenizer)
+    separator = np.array([] if between is None else [between], dtype)
     with path.open("wb") as file:
         for batch in _batches(documents, tokenizer):
             for (begins, text), ids in zip(batch, tokenizer.encode_arrays([text for _, text in batch]), strict=True):

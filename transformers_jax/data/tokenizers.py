@@ -351,10 +351,10 @@ class Tokenizer:
 
     @functools.cached_property
     def special_ids(self) -> tuple[int, ...]:
-        """The ids that no text gives: those named above, and other tokens that are marked as special."""
+        """The ids that stand for no piece of text: those named above, and other tokens that are marked as special."""
         marked = {token["id"] for token in self._layout["added_tokens"] if token["special"]}
-        named = {self._special_id(name) for name in SPECIAL_NAMES} - {None}
-        return tuple(sorted(marked | named))
+        named = (self._special_id(name) for name in SPECIAL_NAMES)
+        return tuple(sorted(marked.union(i for i in named if i is not None)))
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray | None:
