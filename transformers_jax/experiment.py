@@ -44,7 +44,7 @@ from transformers_jax.training.mesh import (
     sharding_of,
     shardings,
 )
-from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, trained_part
 from transformers_jax.training.paths import named_leaves, with_leaves
 from transformers_jax.training.settings import from_data, to_data
 from transformers_jax.training.state import TrainState, count_parameters
@@ -131,7 +131,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     task, mesh = experiment.task, make_mesh(experiment.mesh)
     check_batch(experiment.training.batch_size, experiment.training.accumulation, mesh)
 
-    checkpointer = Checkpointer(workdir / "checkpoints")
+    metric, checkpointer = _checkpoints(experiment, workdir)
     begun = description_of_run(checkpointer)
     if begun is not None:  # with the settings that are newer than the run
         begun = begun | {"experiment": to_data(from_data(begun["experiment"], Experiment))}
@@ -151,12 +151,6 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     config = task.configure(config, examples)
     training = experiment.training.resolved(len(examples.train))
     experiment = dataclasses.replace(experiment, model=config, training=training)
-    metric = task.metric if training.metric is None else training.metric
-    maximize = metric not in LOWER_IS_BETTER
-    checkpointer.close()
-    checkpointer = Checkpointer(
-        workdir / "checkpoints", best_metric=f"eval/{metric}", best_mode="max" if maximize else "min"
-    )
     schedule = make_schedule(experiment.optimizer, training.steps)
 
     def build() -> Any:
@@ -178,8 +172,10 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     if restored is None:
         start, meta = 0, {}
         if initial is not None:
-            model = _continue_from(initial, model, build, same_head=_goes_on(initial, task))
-            state = jax.jit(create, out_shardings=placed)(model)
+            state = jax.jit(create, out_shardings=placed)(
+                _continue_from(initial, model, build, same_head=_goes_on(initial, task))
+            )
+            del initial  # its weights
         else:
             state = jax.jit(create, out_shardings=placed)()
     else:
@@ -195,7 +191,12 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
 
     step = jax.jit(
         make_train_step(
-            task.loss, optimizer, schedule=schedule, seed=experiment.seed, accumulation=training.accumulation
+            task.loss,
+            optimizer,
+            schedule=schedule,
+            seed=experiment.seed,
+            accumulation=training.accumulation,
+            trained=trained_part(experiment.optimizer, model, stacked=stacked_mask(model)),
         ),
         out_shardings=(placed, NamedSharding(mesh, PartitionSpec())),
         donate_argnums=0,
@@ -220,7 +221,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
         progress=Progress(**meta["progress"]) if "progress" in meta else None,
         evaluate=make_evaluate(task, examples, mesh, training.batch_size, config=config),
         metric=metric,
-        maximize=maximize,
+        maximize=metric not in LOWER_IS_BETTER,
         checkpointer=checkpointer,
         logger=logger,
         meta={"description": description},
@@ -356,7 +357,7 @@ def _load_run(directory: Path, which: Any, dtype: str | None, mesh: Mesh | None)
     config = experiment.model if dtype is None else dataclasses.replace(experiment.model, dtype=dtype)
     model = jax.eval_shape(lambda: experiment.task.build(config, rngs=nnx.Rngs(0)))
     model = _abstract_with(model, shardings(model, make_mesh(MeshConfig(data=1)) if mesh is None else mesh))
-    checkpointer = Checkpointer(directory / "checkpoints")
+    _, checkpointer = _checkpoints(experiment, directory)
     try:
         step, model, _ = checkpointer.restore(which, model, part="model")
     finally:
@@ -364,6 +365,13 @@ def _load_run(directory: Path, which: Any, dtype: str | None, mesh: Mesh | None)
     return Loaded(
         model, Tokenizer.load(directory / "tokenizer"), experiment.task, experiment, step, description["data"]
     )
+
+
+def _checkpoints(experiment: Experiment, workdir: Path) -> tuple[str, Checkpointer]:
+    """The metric that decides which checkpoint of a run is the best, and its checkpoints."""
+    metric = experiment.training.metric or experiment.task.metric
+    mode = "min" if metric in LOWER_IS_BETTER else "max"
+    return metric, Checkpointer(workdir / "checkpoints", best_metric=f"eval/{metric}", best_mode=mode)
 
 
 def _load_pretrained(source: str | Path, dtype: str | None, mesh: Mesh | None) -> Loaded:

@@ -52,8 +52,8 @@ class Features:
 class Task:
     """Base of the tasks. A task is settings and pure functions."""
 
-    head: ClassVar[type[nnx.Module]]
-    """The head of the models of this task."""
+    head: ClassVar[type[nnx.Module] | None]
+    """The head of the models of this task; None: the bare model."""
     data: ClassVar[type[Data]]
     """The kind of data it reads."""
 
