@@ -4,24 +4,34 @@ from typing import Any
 
 from transformers_jax.tasks.base import LOWER_IS_BETTER, Examples, Features, Task
 from transformers_jax.tasks.language_modeling import LanguageModeling, cross_entropy
+from transformers_jax.tasks.masked_lm import MaskedLM
+from transformers_jax.tasks.span_extraction import SpanExtraction
 from transformers_jax.tasks.text_classification import TextClassification
+from transformers_jax.tasks.text_embedding import TextEmbedding
+from transformers_jax.tasks.token_classification import TokenClassification
 
 __all__ = [
     "LOWER_IS_BETTER",
     "Examples",
     "Features",
     "LanguageModeling",
+    "MaskedLM",
+    "SpanExtraction",
     "Task",
     "TextClassification",
+    "TextEmbedding",
+    "TokenClassification",
     "cross_entropy",
     "task_of",
 ]
 
-TASKS: tuple[type[Task], ...] = (LanguageModeling, TextClassification)
+TASKS: tuple[type[Task], ...] = (LanguageModeling, MaskedLM, TextClassification, TokenClassification, SpanExtraction)
 
 
 def task_of(model: Any) -> Task:
     """The task that the head of a model is for, with its default settings."""
+    if not hasattr(model, "backbone"):
+        return TextEmbedding()
     for task in TASKS:
         if type(model) is task.head:
             return task()
