@@ -23,13 +23,13 @@ def need(library: str) -> Any:
 
 def class_metrics(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> dict[str, float]:
     """Of class numbers: accuracy, F1 (micro; macro over the classes that occur in either; of two classes also that of
-    the second), Matthews' correlation."""
+    the second), Matthews' correlation (0 where there is only one class)."""
     sklearn = need("sklearn.metrics")
     metrics = {
         "accuracy": sklearn.accuracy_score(labels, predicted),
         "micro_f1": sklearn.f1_score(labels, predicted, average="micro", zero_division=0.0),
         "macro_f1": sklearn.f1_score(labels, predicted, average="macro", zero_division=0.0),
-        "matthews": sklearn.matthews_corrcoef(labels, predicted),
+        "matthews": sklearn.matthews_corrcoef(labels, predicted) if len({*labels, *predicted}) > 1 else 0.0,
     }
     if len(names) == 2:
         metrics["f1"] = sklearn.f1_score(labels, predicted, pos_label=1, zero_division=0.0)
@@ -110,7 +110,7 @@ def squad_v2_metrics(
     `predicted` are the texts of the best spans, and a question is held to have none where its null score is above the
     threshold. `exact_match` and `f1` of all questions, `has_answer_...` of those with an answer, `no_answer_accuracy`
     of those without; `best_exact_match` and `best_f1` with the thresholds on these very questions that make them
-    largest, and these as `..._threshold`.
+    largest, and these as `..._threshold` (0 if it is best to answer none).
     """
     scores: dict[str, list[float]] = {"exact_match": [], "f1": []}
     possible = []
