@@ -135,6 +135,66 @@ def gpt2_generate(batch: int, prompt: int, new: int, beams: int = 1, jitted: boo
     return run, "jitted by the caller" if jitted else "model.generate"
 
 
+def bert(dropout: float) -> Any:
+    config = transformers.BertConfig(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    return transformers.FlaxBertForMaskedLM(config, seed=0)
+
+
+def bert_batch(batch: int, length: int) -> dict[str, np.ndarray]:
+    """Rows of `length / 2` to `length` tokens; labels at 15 % of the places, -100 elsewhere."""
+    rng = np.random.default_rng(0)
+    real = np.linspace(length // 2, length, batch).astype(int)
+    labels = np.full((batch, length), -100, np.int32)
+    for row in labels:
+        row[rng.permutation(length // 2)[: round(0.15 * length)]] = 7
+    return {
+        "input_ids": rng.integers(30522, size=(batch, length), dtype=np.int32),
+        "attention_mask": (np.arange(length) < real[:, None]).astype(np.int32),
+        "labels": labels,
+    }
+
+
+def bert_forward(batch: int, length: int) -> tuple[Run, str]:
+    model, inputs = bert(0.0), bert_batch(batch, length)
+    del inputs["labels"]
+    forward = jax.jit(lambda params, **inputs: model(**inputs, params=params, train=False).logits)
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            forward(model.params, **inputs).block_until_ready()
+
+    return run, ""
+
+
+def bert_train(batch: int, length: int, dropout: float = 0.0) -> tuple[Run, str]:
+    model, inputs = bert(dropout), bert_batch(batch, length)
+    labels = inputs.pop("labels")
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4, weight_decay=0.01))
+
+    def step(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
+        params, optimizer_state = state
+
+        def loss(params: Any) -> jax.Array:
+            logits = model(**inputs, params=params, dropout_rng=key, train=True).logits
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
+            return jnp.sum(losses * (labels >= 0)) / jnp.sum(labels >= 0)
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
+        return (optax.apply_updates(params, updates), optimizer_state), value
+
+    state, step = (model.params, optimizer.init(model.params)), jax.jit(step, donate_argnums=0)
+    model._params = jax.eval_shape(lambda: state[0])
+
+    def run(iterations: int) -> None:
+        nonlocal state
+        for i in range(iterations):
+            state, _ = step(state, jax.random.key(i))
+        jax.block_until_ready(state)
+
+    return run, "optax, jitted and donated, over all logits"
+
+
 WORK = {
     "gpt_train": gpt_train,
     "gpt2_forward": gpt2_forward,
@@ -144,5 +204,7 @@ WORK = {
     "gpt2_beam_jitted": partial(gpt2_generate, jitted=True),
     "gpt2_train": gpt2_train,
     "gpt2_compile": gpt2_compile,
+    "bert_forward": bert_forward,
+    "bert_train": bert_train,
 }
 WARM_UP = {"gpt_train": 20, "gpt2_compile": 1}

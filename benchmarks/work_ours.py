@@ -19,9 +19,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from transformers_jax.data import token_blocks, training_batches
 from transformers_jax.experiment import load_config
 from transformers_jax.generation import Sampling, beam_search, generate
-from transformers_jax.models import GPT, GPTConfig, LanguageModel
+from transformers_jax.models import GPT, BertConfig, GPTConfig, LanguageModel
 from transformers_jax.nn import stacked_mask
-from transformers_jax.tasks import LanguageModeling
+from transformers_jax.tasks import LanguageModeling, MaskedLM, Task
 from transformers_jax.training.mesh import MeshConfig, batch_sharding, make_mesh, put_batch, shardings
 from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from transformers_jax.training.process import prepare_process
@@ -30,6 +30,7 @@ from transformers_jax.training.step import make_train_step
 
 Run = Callable[[int], None]
 NO_DROPOUT = dict(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
+BERT_OPTIMIZER = OptimizerConfig(learning_rate=1e-4, schedule="linear", weight_decay=0.01, clip_norm=1.0)
 GPT2_OPTIMIZER = OptimizerConfig(learning_rate=6e-4, beta2=0.95, weight_decay=0.1, clip_norm=1.0)
 
 
@@ -44,11 +45,13 @@ def gpt2() -> LanguageModel:
     return jax.jit(lambda: LanguageModel(GPT(GPTConfig.gpt2(), rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0)))()
 
 
-def training(config: GPTConfig, optimizer_config: OptimizerConfig, steps: int) -> tuple[Any, Any, NamedSharding]:
+def training(
+    config: Any, optimizer_config: OptimizerConfig, steps: int, task: Task | None = None
+) -> tuple[Any, Any, NamedSharding]:
     """The first state, the step to compile and where batches go: what `experiment.run` does, on one device."""
-    task, mesh = LanguageModeling(), make_mesh(MeshConfig(data=1))
+    task, mesh = task or LanguageModeling(), make_mesh(MeshConfig(data=1))
 
-    def build() -> LanguageModel:
+    def build() -> Any:
         return task.build(config, rngs=nnx.Rngs(0))
 
     model = jax.eval_shape(build)
@@ -142,6 +145,41 @@ def gpt2_beam(batch: int, prompt: int, new: int, beams: int) -> tuple[Run, str]:
     return decode(partial(beam_search, max_new_tokens=new, beams=beams), batch, prompt)
 
 
+def bert_batch(batch: int, length: int) -> dict[str, np.ndarray]:
+    """Rows of `length / 2` to `length` tokens, 15 % of the places masked."""
+    rng = np.random.default_rng(0)
+    real = np.linspace(length // 2, length, batch).astype(int)
+    masked = round(0.15 * length)
+    return {
+        "input_ids": rng.integers(30522, size=(batch, length), dtype=np.int32),
+        "token_type_ids": np.zeros((batch, length), np.int32),
+        "attention_mask": (np.arange(length) < real[:, None]).astype(np.int32),
+        "masked_positions": np.stack([np.sort(rng.permutation(length // 2)[:masked]) for _ in real]).astype(np.int32),
+        "labels": rng.integers(30522, size=(batch, masked), dtype=np.int32),
+    }
+
+
+def bert_forward(batch: int, length: int) -> tuple[Run, str]:
+    config = BertConfig.base()
+    model = jax.jit(lambda: MaskedLM().build(config, rngs=nnx.Rngs(0)))()
+    forward = jax.jit(lambda model, **inputs: model(**inputs).logits)
+    examples = bert_batch(batch, length)
+    inputs = {name: jax.numpy.asarray(examples[name]) for name in ("input_ids", "token_type_ids", "attention_mask")}
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            forward(model, **inputs).block_until_ready()
+
+    return run, ""
+
+
+def bert_train(batch: int, length: int, dropout: float = 0.0) -> tuple[Run, str]:
+    config = BertConfig.base(dropout=dropout, attention_dropout=dropout)
+    create, step, rows = training(config, BERT_OPTIMIZER, 1000, MaskedLM())
+    examples = bert_batch(batch, length)
+    return train(create, step, iter(lambda: put_batch(examples, rows), None)), ""
+
+
 def decode(search: Callable[..., Any], batch: int, prompt: int, model: Any = None) -> tuple[Run, str]:
     model = gpt2() if model is None else model
     input_ids = gpt2_batch(batch, prompt)["input_ids"] % model.config.vocab_size
@@ -160,5 +198,7 @@ WORK = {
     "gpt2_beam": gpt2_beam,
     "gpt2_train": gpt2_train,
     "gpt2_compile": gpt2_compile,
+    "bert_forward": bert_forward,
+    "bert_train": bert_train,
 }
 WARM_UP = {"gpt_train": 20, "gpt2_compile": 1}

@@ -102,6 +102,54 @@ def gpt2_generate(batch: int, prompt: int, new: int, beams: int = 1) -> tuple[Ru
     return run, "sdpa"
 
 
+def bert(dropout: float) -> torch.nn.Module:
+    config = transformers.BertConfig(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    config._attn_implementation = "sdpa"
+    return transformers.BertForMaskedLM(config)
+
+
+def bert_batch(batch: int, length: int) -> dict[str, Tensor]:
+    """Rows of `length / 2` to `length` tokens; labels at 15 % of the places, -100 elsewhere."""
+    generator = torch.Generator().manual_seed(0)
+    real = torch.linspace(length // 2, length, batch).long()
+    labels = torch.full((batch, length), -100)
+    for row in labels:
+        row[torch.randperm(length // 2, generator=generator)[: round(0.15 * length)]] = 7
+    return {
+        "input_ids": torch.randint(30522, (batch, length), generator=generator),
+        "attention_mask": (torch.arange(length) < real[:, None]).long(),
+        "labels": labels,
+    }
+
+
+def bert_forward(batch: int, length: int) -> tuple[Run, str]:
+    model, inputs = bert(0.0).eval(), bert_batch(batch, length)
+    del inputs["labels"]
+
+    @torch.no_grad()
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            model(**inputs)
+
+    return run, "sdpa"
+
+
+def bert_train(batch: int, length: int, dropout: float = 0.0) -> tuple[Run, str]:
+    model, inputs = bert(dropout).train(), bert_batch(batch, length)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            loss = model(**inputs).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            loss.item()
+
+    return run, "sdpa, fused AdamW, transformers' own loss over all logits"
+
+
 WORK = {
     "gpt_train": gpt_train,
     "gpt_train_compiled": lambda: gpt_train(compiled=True),
@@ -109,5 +157,7 @@ WORK = {
     "gpt2_generate": gpt2_generate,
     "gpt2_beam": gpt2_generate,
     "gpt2_train": gpt2_train,
+    "bert_forward": bert_forward,
+    "bert_train": bert_train,
 }
 WARM_UP = {"gpt_train": 20, "gpt_train_compiled": 20}
