@@ -308,7 +308,7 @@ def _over_all(function: Callable[[Any, Any], tuple[dict[str, Any], dict[str, Any
                 arrays = {name: _whole(array) for name, array in arrays.items()}
                 for place, number in enumerate(_whole(numbers)):
                     if number >= 0:
-                        rows[number] = {name: array[place] for name, array in arrays.items()}
+                        rows[number] = {name: np.asarray(array[place]) for name, array in arrays.items()}
 
         processes = dict(process_index=jax.process_index(), process_count=jax.process_count())
         for batch in evaluation_batches(dataset, batch_size=batch_size, **processes):
