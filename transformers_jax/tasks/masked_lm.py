@@ -151,9 +151,7 @@ class MaskedLM(Task):
         hidden tokens (equal for examples of equal length: the paper's sum of two means). An example without any counts
         as one token. The division comes last, so neither micro-batches nor devices change the result.
         """
-        output = model(
-            **model_inputs(model.config, batch), masked_positions=batch["masked_positions"], key=key
-        )  # fmt: skip
+        output = model(**model_inputs(model.config, batch), masked_positions=batch["masked_positions"], key=key)
         loss, weight = cross_entropy(output.logits, batch["labels"])
         if not self.next_sentence:
             return loss, weight
