@@ -168,8 +168,6 @@ class SentencePairs:
 
 
 def _padded(ids: np.ndarray, length: int, pad_id: int) -> Inputs:
-    missing = length - len(ids)
-    return {
-        "input_ids": np.pad(ids, (0, missing), constant_values=pad_id),
-        "attention_mask": np.pad(np.ones(len(ids), np.int32), (0, missing)),
-    }
+    input_ids = np.full(length, pad_id, np.int32)
+    input_ids[: len(ids)] = ids
+    return {"input_ids": input_ids, "attention_mask": (np.arange(length) < len(ids)).astype(np.int32)}
