@@ -175,6 +175,39 @@ def test_backbone_alone(tmp_path, ids):
         assert torch.equal(back(torch.tensor(ids)).last_hidden_state, expected)
 
 
+@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
+def test_classifiers(tmp_path, ids, head):
+    """Rows of several lengths, padded on the right; and on the left, where the oracle is the row alone."""
+    model_class = getattr(transformers, f"GPT2For{head}")
+    fields = {} if head == "QuestionAnswering" else {"id2label": {0: "x", 1: "y", 2: "z"}}
+    reference = random_gpt2(model_class=model_class, pad_token_id=0, **fields)
+    reference.save_pretrained(tmp_path / "theirs")
+    model = from_pretrained(tmp_path / "theirs")
+    assert model.config.labels == (() if head == "QuestionAnswering" else ("x", "y", "z"))
+    mask = (np.arange(17) < np.array([[17], [6]])).astype(np.int32)
+    padded = np.where(mask, np.maximum(ids, 1), 0).astype(np.int32)
+
+    def expected_of(model, ids):
+        with torch.no_grad():
+            output = model(torch.tensor(ids).long())
+        return torch.stack([output.start_logits, output.end_logits], -1) if head[0] == "Q" else output.logits
+
+    expected = expected_of(reference, padded)
+    logits = forward(model, jnp.asarray(padded), jnp.asarray(mask)).logits
+    real = slice(None) if head[0] == "S" else mask == 1
+    np.testing.assert_allclose(logits[real], expected.numpy()[real], **CLOSE)
+    turned, alone = np.roll(padded[1:], 11, axis=1), expected_of(reference, padded[1:, :6])
+    logits = forward(model, jnp.asarray(turned), jnp.asarray(np.roll(mask[1:], 11, axis=1))).logits
+    np.testing.assert_allclose(logits if head[0] == "S" else logits[:, 11:], alone, **CLOSE)
+
+    save_pretrained(model, tmp_path / "ours")
+    auto = getattr(transformers, f"AutoModelFor{head}")
+    back, info = auto.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert type(back) is model_class and back.config.id2label == reference.config.id2label
+    assert torch.equal(expected_of(back, padded), expected)
+
+
 def test_tokenizer_travels_along(tiny, tmp_path):
     text = "to be, or not to be: that is the question. " * 9
     tokenizer = Tokenizer.train_bpe([text], vocab_size=290)
