@@ -1,5 +1,8 @@
 """Pretraining's losses and what fills a mask, beside transformers with the same weights."""
 
+import dataclasses
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -10,11 +13,15 @@ transformers = pytest.importorskip("transformers")
 
 from bert_reference import VOCAB, make, to_torch  # noqa: E402
 
-from transformers_jax.data import IGNORED_LABEL, Tokenizer  # noqa: E402
-from transformers_jax.experiment import load  # noqa: E402
+from transformers_jax.data import IGNORED_LABEL, Tokenizer, training_batches  # noqa: E402
+from transformers_jax.experiment import load, load_config  # noqa: E402
 from transformers_jax.models import BertConfig  # noqa: E402
+from transformers_jax.nn import stacked_mask  # noqa: E402
 from transformers_jax.pretrained import from_pretrained, save_pretrained  # noqa: E402
 from transformers_jax.tasks import MaskedLM  # noqa: E402
+from transformers_jax.training.optimizer import make_optimizer  # noqa: E402
+from transformers_jax.training.state import TrainState  # noqa: E402
+from transformers_jax.training.step import make_train_step  # noqa: E402
 
 LENGTH, MASKED = 13, 4
 
@@ -78,6 +85,52 @@ def test_with_pairs_the_loss_is_the_sum_of_both(tmp_path):
     with jax.default_matmul_precision("highest"):
         loss, _ = to_mean(MaskedLM(next_sentence=True), from_pretrained(tmp_path), batch)
     assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_training_follows_pytorch_update_for_update(tmp_path):
+    """The recipe of configs/bert_mlm.py at a small size: same weights at first, same batches, no dropout."""
+    recipe = dataclasses.replace(load_config("bert_mlm").optimizer, learning_rate=5e-3, weight_decay=0.1)
+    updates, shares = 30, 0.9 ** np.arange(VOCAB - 5)
+    tokens = np.random.default_rng(0).choice(np.arange(5, VOCAB), 2000, p=shares / shares.sum())
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(5, VOCAB))]
+    (folder / "vocab.txt").write_text("\n".join(names))
+    examples = MaskedLM().examples(tokens.astype(np.uint16), Tokenizer.load(folder), LENGTH + 4, seed=0)
+    batches = itertools.islice(training_batches(examples, batch_size=16, seed=0), updates)
+    batches = [{name: np.asarray(value) for name, value in batch.items()} for batch in batches]
+
+    reference = make("BertForMaskedLM", std=0.1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    reference.save_pretrained(tmp_path)
+    parameters = list(reference.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.999), eps=1e-8)
+    schedule = transformers.get_linear_schedule_with_warmup(adamw, updates // 10, updates)
+    expected = []
+    for batch in batches:
+        arrays = to_torch(batch)
+        hidden = reference.bert(arrays["input_ids"], attention_mask=arrays["attention_mask"]).last_hidden_state
+        hidden = hidden.gather(1, arrays["masked_positions"][..., None].expand(-1, -1, hidden.shape[-1]))
+        loss = torch.nn.functional.cross_entropy(reference.cls(hidden).flatten(0, 1), arrays["labels"].flatten())
+        adamw.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        adamw.step()
+        schedule.step()
+        expected.append(loss.item())
+
+    model = from_pretrained(tmp_path)
+    optimizer = make_optimizer(recipe, updates, model, stacked=stacked_mask(model))
+    step, state, losses = jax.jit(make_train_step(MaskedLM().loss, optimizer)), TrainState.create(model, optimizer), []
+    with jax.default_matmul_precision("highest"):
+        for batch in batches:
+            state, metrics = step(state, batch)
+            losses.append(float(metrics["loss"]))
+    assert expected[-1] < expected[0] - 0.2
+    np.testing.assert_allclose(losses, expected, rtol=2e-4)
 
 
 def test_masks_are_filled_in_as_by_the_pipeline_of_transformers(tmp_path):
