@@ -190,7 +190,9 @@ def evaluate_command(arguments: list[str]) -> int:
     elif command.columns or command.skip_bad:
         raise ValueError("--columns and --skip-bad describe --data, which is not given")
     metrics = evaluate(loaded, data, batch_size=command.batch_size)
-    print(json.dumps({"checkpoint": command.checkpoint, "step": loaded.step} | metrics))
+    rule = loaded.task.scoring_rule()
+    about = {"checkpoint": command.checkpoint, "step": loaded.step} | ({} if rule is None else {"scoring": rule})
+    print(json.dumps(about | metrics))
     return 0
 
 

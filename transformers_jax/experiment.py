@@ -1,6 +1,7 @@
 """An experiment: a task, a model, data and training put together; running one, and loading what it made."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import logging
@@ -8,7 +9,6 @@ import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,9 +101,13 @@ class Loaded:
             return []
         task, config = self.task, self.model.config
         features = task.features(inputs, self.processor, config)
-        over = _over_all(lambda model, batch: ({}, task.rows(model, batch)), make_mesh(MeshConfig(data=1)))
-        _, rows = over(self.model, features.dataset, batch_size)
+        _, rows = self._rows_of(self.model, features.dataset, batch_size)
         return task.predictions(rows, features, config)
+
+    @functools.cached_property  # compiled once for all calls of `predict`
+    def _rows_of(self) -> Callable[..., Any]:
+        rows = self.task.rows
+        return _over_all(lambda model, batch: ({}, rows(model, batch)), make_mesh(MeshConfig(data=1)))
 
 
 @dataclass(frozen=True)
@@ -376,7 +380,7 @@ def _checkpoints(experiment: Experiment, workdir: Path) -> tuple[str, Checkpoint
 
 def _load_pretrained(source: str | Path, dtype: str | None, mesh: Mesh | None) -> Loaded:
     directory = find_directory(source)
-    placed = None if mesh is None else partial(sharding_of, mesh=mesh)
+    placed = None if mesh is None else functools.partial(sharding_of, mesh=mesh)
     model = from_pretrained(directory, shardings=placed, changes=None if dtype is None else {"dtype": dtype})
     return Loaded(model, Tokenizer.load(directory), task_of(model))
 

@@ -206,7 +206,7 @@ def test_ragged_rows_are_filled_up_to_a_bucket_and_masked():
     for batch in take(training_batches(ragged(), batch_size=8, seed=0), 20):
         length = batch["input_ids"].shape[1]
         longest = max(LENGTHS[number] for number in batch["number"])
-        assert length in (8, 16, 24, 32, 48, 64) and longest <= length < max(9, 2 * longest)
+        assert length in (16, 24, 32, 48, 64) and longest <= length < max(17, 1.5 * longest + 1)
         for number, ids, labels, mask in zip(
             *(batch[k] for k in ("number", "input_ids", "labels", "attention_mask")), strict=True
         ):
@@ -228,7 +228,7 @@ def test_ragged_epochs_have_every_example_once():
 def test_ragged_rows_of_a_batch_have_similar_lengths():
     batches = take(training_batches(ragged(), batch_size=8, seed=0), 64)
     filled = sum(batch["attention_mask"].size for batch in batches) / sum(b["attention_mask"].sum() for b in batches)
-    assert filled < 1.3  # 1.7 when rows meet at random
+    assert filled < 1.35  # 1.7 when rows meet at random
 
 
 @pytest.mark.parametrize("step", [1, 15, 16, 40])

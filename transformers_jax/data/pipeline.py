@@ -106,9 +106,9 @@ class Ragged:
 
 @functools.cache
 def length_buckets(max_length: int) -> tuple[int, ...]:
-    """The lengths that batches are filled up to: 8, 16, 24, 32, 48, 64, 96, 128, 192, ... and `max_length`."""
-    powers = [8 << i for i in range(max_length.bit_length())]
-    steps = sorted({8, 24, *powers, *(3 * power // 2 for power in powers[1:])})
+    """The lengths that batches are filled up to: 16, 24, 32, 48, 64, 96, 128, 192, ... and `max_length`."""
+    powers = [16 << i for i in range(max_length.bit_length())]
+    steps = sorted({*powers, *(3 * power // 2 for power in powers)})
     return (*(length for length in steps if length < max_length), max_length)
 
 
@@ -242,15 +242,15 @@ class _Shuffled:
     def __len__(self) -> int:
         return min(self.size * EPOCHS, 1 << 62)
 
-    def index(self, position: int) -> int:
+    def shuffled(self, position: int) -> int:
         """The index in the endless dataset: the epoch stays in it, since grain keys random transformations by it."""
         epoch, position = divmod(int(position), self.size)
         seed = self.epoch_seed(epoch)
         shuffled = grain.experimental.index_shuffle(position, self.size - 1, seed=seed, rounds=SHUFFLE_ROUNDS)
         return epoch * self.size + shuffled
 
-    def __getitem__(self, position: int) -> Any:
-        return self.dataset[self.index(position)]
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[self.shuffled(index)]
 
 
 class _Grouped:
@@ -258,14 +258,14 @@ class _Grouped:
 
     def __init__(self, ragged: Ragged, seed: int, batch_size: int, mine: slice):
         self.ragged, self.batch_size, self.mine = ragged, batch_size, mine
-        self.shuffled = _Shuffled(ragged.dataset, seed)
+        self.endless = _Shuffled(ragged.dataset, seed)
         self.group = functools.lru_cache(maxsize=4)(functools.partial(self._group, seed))
 
     def __len__(self) -> int:
-        return len(self.shuffled) // self.batch_size
+        return len(self.endless) // self.batch_size
 
-    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        group, place = divmod(int(step), GROUPED_BATCHES)
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        group, place = divmod(int(index), GROUPED_BATCHES)
         indices = self.group(group)[place]
         rows: list[Any] = [self.ragged.dataset[int(index)] for index in indices[self.mine]]
         return self.ragged.collate(rows, self.ragged.bucket(indices))
@@ -273,7 +273,7 @@ class _Grouped:
     def _group(self, seed: int, group: int) -> np.ndarray:
         """(batches, batch_size) indices."""
         size = GROUPED_BATCHES * self.batch_size
-        indices = np.array([self.shuffled.index(group * size + i) for i in range(size)])
+        indices = np.array([self.endless.shuffled(group * size + i) for i in range(size)])
         by_length = indices[np.argsort(self.ragged.lengths[indices % len(self.ragged)], kind="stable")]
         order = np.random.default_rng([seed, group]).permutation(GROUPED_BATCHES)
         return by_length.reshape(GROUPED_BATCHES, self.batch_size)[order]

@@ -96,6 +96,10 @@ class Task:
         """Metrics by name, "loss" among them, from the totals and the rows over all held-out examples."""
         raise NotImplementedError
 
+    def scoring_rule(self) -> str | None:
+        """What a reader of the metrics has to know, if their names do not say it."""
+        return None
+
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
         """What `predict` asks a model about; a ValueError names the input that it cannot read."""
         raise ValueError(f"{type(self).__name__} makes no predictions")

@@ -105,7 +105,7 @@ class TokenClassification(Task):
             "entities": ", ".join(f"{kind} {types[kind]:,}" for kind in sorted(types)) + " to train on",
             "sentences": f"{data.source}: {len(train):,} to train on, {len(held_out):,} held out, {np.mean(sizes):.0f} "
             f"tokens on average, {cut:,} + {held_out_cut:,} words beyond the limit of {length}",
-            "scores": ENTITY_RULES[self.scoring],
+            "scores": self.scoring_rule(),
             "tokenizer": f"{tokenizer.vocab_size:,} tokens, "
             + (data.tokenizer if processor is None else "of the checkpoint"),
         }
@@ -159,6 +159,9 @@ class TokenClassification(Task):
         metrics = entity_metrics(extra["tags"], predicted, strict=self.scoring == "strict")
         loss = totals["loss"] / max(totals["labels"], 1.0)
         return {"loss": loss, **metrics, "words": float(sum(map(len, extra["tags"])))}
+
+    def scoring_rule(self) -> str:
+        return ENTITY_RULES[self.scoring]
 
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
         """Texts, whose words `split_words` finds, or lists of words, or dictionaries with "text" or "words".
