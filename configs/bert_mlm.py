@@ -1,6 +1,9 @@
 """A small BERT pretrained from scratch on the Python documentation, from text that ships with Python.
 
     python train.py --config configs/bert_mlm.py
+
+4 layers of width 128; 847 examples of 128 tokens, seen 76 times in all, with other tokens hidden each time.
+`benchmarks/reference_mlm.py` is the same recipe in PyTorch.
 """
 
 from transformers_jax.data import TextData
