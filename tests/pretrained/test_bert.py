@@ -452,7 +452,17 @@ def test_only_classifiers_carry_labels(written):
 
 @pytest.mark.parametrize("head", [SequenceClassifier, TokenClassifier, SpanPredictor])
 def test_gpt2_classifiers(head, written, tmp_path):
-    config = GPTConfig(31, 9, 12, 2, 3, init_std=0.3, labels=("a", "b", "c"), pad_id=0, classifier_dropout=0.3)
+    config = GPTConfig(
+        vocab_size=31,
+        max_length=9,
+        dim=12,
+        depth=2,
+        heads=3,
+        init_std=0.3,
+        labels=("a", "b", "c"),
+        pad_id=0,
+        classifier_dropout=0.3,
+    )
     model = head(GPT(config, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
     directory = written(model)
     assert not (directory / "generation_config.json").exists()

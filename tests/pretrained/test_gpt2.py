@@ -293,7 +293,7 @@ def test_configurations_go_in_and_out(tiny):
     fields = json.loads((tiny / "config.json").read_text())
     config = read_config(dict(fields))
     assert config == GPTConfig(
-        47, 73, 24, 3, 3, 40, norm_epsilon=1e-4, bos_id=1, eos_id=2
+        vocab_size=47, max_length=73, dim=24, depth=3, heads=3, mlp_dim=40, norm_epsilon=1e-4, bos_id=1, eos_id=2
     )  # fmt: skip
     written = write_config(config)
     assert {name: fields[name] for name in written} == written

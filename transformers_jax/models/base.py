@@ -1,7 +1,15 @@
 """What the configurations of all families share."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
+
+import jax.numpy as jnp
+
+from transformers_jax.nn import TransformerLayer, normal_init
+from transformers_jax.nn.attention import Implementation, check_implementation
+from transformers_jax.nn.mlp import check_activation
+from transformers_jax.nn.stack import check_remat
 
 DTYPES = ("float32", "bfloat16", "float16")
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
@@ -49,10 +57,15 @@ class ModelConfig:
             )
         return replace(self, **{name: getattr(chosen, name) for name in self.RUN_FIELDS})
 
+    @property
+    def types(self) -> dict[str, Any]:
+        """`dtype` and `param_dtype` as the blocks take them."""
+        return dict(dtype=jnp.dtype(self.dtype), param_dtype=jnp.dtype(self.param_dtype))
+
     def check_positive(self, *names: str) -> None:
-        """ValueError unless each of these fields is at least 1."""
+        """ValueError unless each of these fields is at least 1, or None."""
         for name in names:
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
     def check_rates(self, *names: str) -> None:
@@ -72,3 +85,98 @@ class ModelConfig:
             raise ValueError(f"labels={self.labels} holds a name twice")
         if self.classifier_dropout is not None:
             self.check_rates("classifier_dropout")
+
+
+@dataclass(frozen=True)
+class TransformerConfig(ModelConfig):
+    """What all configurations with a stack of Transformer layers share. An impossible combination is a ValueError when
+    it is built."""
+
+    dim: int = field(default=768, kw_only=True)
+    """Width of the hidden states."""
+    depth: int = field(default=12, kw_only=True)
+    """Number of layers."""
+    heads: int = field(default=12, kw_only=True)
+    """Attention heads; they divide `dim`."""
+    mlp_dim: int | None = field(default=None, kw_only=True)
+    """Width inside the MLP. None is 4 * dim."""
+    activation: str = field(default="gelu", kw_only=True)
+    """Activation of the MLP: gelu (exact), gelu_tanh (GPT-2's), gelu_quick, relu, silu or tanh."""
+    norm_epsilon: float = field(default=1e-5, kw_only=True)
+    """Added to the variance in layer norms."""
+    dropout: float = field(default=0.1, kw_only=True)
+    """Dropout after attention and MLP."""
+    attention_dropout: float = field(default=0.1, kw_only=True)
+    """Dropout on the attention weights."""
+    init_std: float = field(default=0.02, kw_only=True)
+    """Standard deviation of the initial weights."""
+    remat: str | None = field(default=None, kw_only=True)
+    """Recompute layers in the backward pass to save memory: full, dots, dots_no_batch, or None."""
+    unroll: int = field(default=1, kw_only=True)
+    """Layers laid out per scan step; the depth of a small model makes it faster on CPU, and slower to compile."""
+    attention: Implementation | None = field(default=None, kw_only=True)
+    """Force one way of computing attention: plain, xla or cudnn. None chooses by backend."""
+
+    RUN_FIELDS: ClassVar[tuple[str, ...]] = (
+        *ModelConfig.RUN_FIELDS,
+        *("remat", "unroll", "attention", "dropout", "attention_dropout"),
+    )
+
+    def __post_init__(self):
+        self.check_common()
+        self.check_positive("dim", "depth", "heads", "mlp_dim", "unroll")
+        self.check_rates("dropout", "attention_dropout")
+        if self.dim % self.heads:
+            raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}")
+        check_activation(self.activation)
+        check_remat(self.remat)
+        check_implementation(self.attention)
+
+    def layer(self, **changes: Any) -> partial[TransformerLayer]:
+        """What makes one layer of these sizes, given `rngs`; `changes` are arguments of `TransformerLayer`."""
+        settings = dict(
+            activation=self.activation,
+            implementation=self.attention,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            norm_epsilon=self.norm_epsilon,
+            kernel_init=normal_init(self.init_std),
+        )
+        return partial(
+            TransformerLayer, self.dim, self.heads, self.mlp_dim or 4 * self.dim, **settings | self.types | changes
+        )
+
+    def layer_flops_per_token(self, length: int) -> float:
+        """Floating-point operations of a forward and backward pass through the layers for one token in a sequence of
+        `length`: 6 per weight of a matrix product, and 12 * depth * dim * length for attention (Chowdhery et al. 2022,
+        appendix B)."""
+        weights = self.depth * (4 * self.dim**2 + 2 * self.dim * (self.mlp_dim or 4 * self.dim))
+        return 6.0 * weights + 12.0 * self.depth * self.dim * length
+
+
+@dataclass(frozen=True)
+class TextConfig(TransformerConfig):
+    """What the configurations of text models share."""
+
+    vocab_size: int | None = field(default=None, kw_only=True)
+    """Number of tokens. None takes the tokenizer's when a training run starts."""
+    max_length: int = field(default=512, kw_only=True)
+    """Longest sequence in tokens, special ones and generated ones included."""
+    tie_embeddings: bool = field(default=True, kw_only=True)
+    """Read tokens out through the token embedding."""
+    bos_id: int | None = field(default=None, kw_only=True)
+    """Token that starts a text, if there is one; carried in the checkpoint."""
+    eos_id: int | tuple[int, ...] | None = field(default=None, kw_only=True)
+    """Token, or tokens, that end a text; carried in the checkpoint for generation."""
+    pad_id: int | None = field(default=None, kw_only=True)
+    """Token that fills up short rows; the attention mask decides what is padding, not this id."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_positive("vocab_size", "max_length")
+
+    def check_vocabulary(self) -> int:
+        """`vocab_size`; a ValueError where it is still None."""
+        if self.vocab_size is None:
+            raise ValueError("vocab_size is None; give a number (a training run takes its tokenizer's)")
+        return self.vocab_size

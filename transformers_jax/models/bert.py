@@ -6,15 +6,14 @@ Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers"; Liu
 
 import dataclasses
 from collections.abc import Collection
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Int
 
-from transformers_jax.models.base import ModelConfig
+from transformers_jax.models.base import TextConfig
 from transformers_jax.models.heads import MaskedLanguageModel, SequenceClassifier
 from transformers_jax.models.output import ModelOutput, check_capture, check_ids
 from transformers_jax.nn import (
@@ -23,49 +22,28 @@ from transformers_jax.nn import (
     Linear,
     Stack,
     TokenEmbedding,
-    TransformerLayer,
     dropout,
     normal_init,
     pool,
     positions_from_mask,
 )
-from transformers_jax.nn.attention import Implementation, check_implementation
 from transformers_jax.nn.dropout import PRNGKey
 from transformers_jax.nn.mlp import check_activation
 from transformers_jax.nn.pooling import Pooling, check_pooling
-from transformers_jax.nn.stack import check_remat
 
 
 @dataclasses.dataclass(frozen=True)
-class BertConfig(ModelConfig):
+class BertConfig(TextConfig):
     """Sizes and numbers of a BERT. An impossible combination is a ValueError when it is built."""
 
     vocab_size: int | None = 30522
     """Number of tokens. None takes the tokenizer's when a training run starts."""
-    max_length: int = 512
-    """Longest sequence, special tokens included."""
-    dim: int = 768
-    """Width of the hidden states."""
-    depth: int = 12
-    """Number of layers."""
-    heads: int = 12
-    """Attention heads; they divide `dim`."""
-    mlp_dim: int | None = None
-    """Width inside the MLP. None is 4 * dim."""
-    activation: str = "gelu"
-    """Activation of the MLP: gelu (exact, BERT's), gelu_tanh, gelu_quick, relu, silu or tanh."""
     norm_epsilon: float = 1e-12
     """Added to the variance in layer norms."""
     token_types: int = 2
     """Number of segment embeddings. 0: none (DistilBERT)."""
     position_offset: int = 0
     """Row of the position table that the first token has: 2 in RoBERTa, whose rows 0 and 1 are never a token's."""
-    dropout: float = 0.1
-    """Dropout on the embeddings and after attention and MLP."""
-    attention_dropout: float = 0.1
-    """Dropout on the attention weights."""
-    init_std: float = 0.02
-    """Standard deviation of the initial weights."""
     pooler: bool = True
     """Give `pooled`: the first token's state through a dense layer and tanh."""
     classifier_activation: str | None = None
@@ -75,44 +53,17 @@ class BertConfig(ModelConfig):
     """What that dense layer sees of the hidden states, and what stands for a text where there is no pooler."""
     next_sentence: bool = False
     """Under a masked-language-model head, also tell whether the second segment follows the first (BERT's own)."""
-    tie_embeddings: bool = True
-    """Read masked tokens out through the token embedding."""
-    bos_id: int | None = None
-    """Token that starts a text, if there is one; carried in the checkpoint."""
-    eos_id: int | None = None
-    """Token that ends a text, if there is one; carried in the checkpoint."""
     pad_id: int | None = 0
     """Token that fills up short rows; the attention mask decides what is padding, not this id."""
-    remat: str | None = None
-    """Recompute layers in the backward pass to save memory: full, dots, dots_no_batch, or None."""
-    unroll: int = 1
-    """Layers laid out per scan step; the depth of a small model makes it faster on CPU, and slower to compile."""
-    attention: Implementation | None = None
-    """Force one way of computing attention: plain, xla or cudnn. None chooses by backend."""
-
-    RUN_FIELDS: ClassVar[tuple[str, ...]] = (
-        *("dtype", "param_dtype", "classifier_dropout", "remat", "unroll", "attention"),
-        *("dropout", "attention_dropout"),
-    )
 
     def __post_init__(self):
-        self.check_positive("max_length", "dim", "depth", "heads", "unroll")
-        self.check_rates("dropout", "attention_dropout")
-        for name in ("vocab_size", "mlp_dim"):
-            if getattr(self, name) is not None:
-                self.check_positive(name)
+        super().__post_init__()
         for name in ("token_types", "position_offset"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
-        if self.dim % self.heads:
-            raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}")
-        check_activation(self.activation)
         if self.classifier_activation is not None:
             check_activation(self.classifier_activation)
         check_pooling(self.pooling)
-        check_remat(self.remat)
-        check_implementation(self.attention)
-        self.check_common()
 
     def build(self, *, rngs: nnx.Rngs) -> "Bert":
         """A model of this configuration, without a head."""
@@ -127,10 +78,8 @@ class BertConfig(ModelConfig):
         return dataclasses.replace(self, pooler=head is MaskedLanguageModel and self.next_sentence)
 
     def flops_per_token(self, length: int) -> float:
-        """Floating-point operations of a forward and backward pass through the layers for one token in a sequence of
-        `length`: 6 per weight of a matrix product, and 12 * depth * dim * length for attention."""
-        weights = self.depth * (4 * self.dim**2 + 2 * self.dim * (self.mlp_dim or 4 * self.dim))
-        return 6.0 * weights + 12.0 * self.depth * self.dim * length
+        """Those of the layers."""
+        return self.layer_flops_per_token(length)
 
     @classmethod
     def _sized(cls, changes: dict[str, Any], **sizes: Any) -> "BertConfig":
@@ -203,38 +152,20 @@ class Bert(nnx.Module):
     """The BERT encoder: token ids to hidden states; the heads of `models.heads` go on top."""
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
-        if config.vocab_size is None:
-            raise ValueError("vocab_size is None; give a number (a training run takes its tokenizer's)")
         self.config = config
-        types: dict[str, Any] = dict(dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype))
-        init: dict[str, Any] = dict(embedding_init=normal_init(config.init_std))
-        self.embedding = TokenEmbedding(config.vocab_size, config.dim, **init, **types, rngs=rngs)
-        self.positions = LearnedPositions(
-            config.max_length + config.position_offset, config.dim, **init, **types, rngs=rngs
-        )  # fmt: skip
+        options: dict[str, Any] = dict(embedding_init=normal_init(config.init_std), **config.types, rngs=rngs)
+        self.embedding = TokenEmbedding(config.check_vocabulary(), config.dim, **options)
+        self.positions = LearnedPositions(config.max_length + config.position_offset, config.dim, **options)
         self.token_types = nnx.data(None)
         if config.token_types:
-            self.token_types = TokenEmbedding(config.token_types, config.dim, **init, **types, rngs=rngs)
-        self.embedding_norm = LayerNorm(config.dim, epsilon=config.norm_epsilon, **types, rngs=rngs)
-        make_layer = partial(
-            TransformerLayer,
-            config.dim,
-            config.heads,
-            config.mlp_dim or 4 * config.dim,
-            norm="post",
-            activation=config.activation,
-            implementation=config.attention,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            norm_epsilon=config.norm_epsilon,
-            kernel_init=normal_init(config.init_std),
-            **types,
-        )
+            self.token_types = TokenEmbedding(config.token_types, config.dim, **options)
+        self.embedding_norm = LayerNorm(config.dim, epsilon=config.norm_epsilon, **config.types, rngs=rngs)
+        make_layer = config.layer(norm="post")
         self.stack = Stack(make_layer, config.depth, remat=config.remat, unroll=config.unroll, rngs=rngs)
         self.pooler = nnx.data(None)
         if config.pooler:
             kernel_init = normal_init(config.init_std)
-            self.pooler = Linear(config.dim, config.dim, kernel_init=kernel_init, **types, rngs=rngs)
+            self.pooler = Linear(config.dim, config.dim, kernel_init=kernel_init, **config.types, rngs=rngs)
 
     def __call__(
         self,

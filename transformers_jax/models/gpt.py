@@ -6,7 +6,6 @@ Few-Shot Learners" (table 2.1). Numbers equal those of Hugging Face's GPT-2.
 
 import dataclasses
 from collections.abc import Collection
-from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Int
 
-from transformers_jax.models.base import ModelConfig
+from transformers_jax.models.base import TextConfig
 from transformers_jax.models.output import Cache, ModelOutput, check_capture, check_ids
 from transformers_jax.nn import (
     Causal,
@@ -23,91 +22,41 @@ from transformers_jax.nn import (
     LearnedPositions,
     Stack,
     TokenEmbedding,
-    TransformerLayer,
     dropout,
     normal_init,
     positions_from_mask,
 )
-from transformers_jax.nn.attention import Implementation, check_implementation
 from transformers_jax.nn.dropout import PRNGKey
-from transformers_jax.nn.mlp import check_activation
 from transformers_jax.nn.pooling import Pooling
-from transformers_jax.nn.stack import check_remat
 
 
 @dataclasses.dataclass(frozen=True)
-class GPTConfig(ModelConfig):
+class GPTConfig(TextConfig):
     """Sizes and numbers of a GPT. An impossible combination is a ValueError when it is built."""
 
     vocab_size: int | None = 50257
     """Number of tokens. None takes the tokenizer's when a training run starts."""
     max_length: int = 1024
     """Longest sequence, prompt and generated text together: the size of the position table."""
-    dim: int = 768
-    """Width of the hidden states."""
-    depth: int = 12
-    """Number of layers."""
-    heads: int = 12
-    """Attention heads; they divide `dim`."""
-    mlp_dim: int | None = None
-    """Width inside the MLP. None is 4 * dim."""
     activation: str = "gelu_tanh"
     """Activation of the MLP: gelu, gelu_tanh (GPT-2's), gelu_quick, relu, silu or tanh."""
-    norm_epsilon: float = 1e-5
-    """Added to the variance in layer norms."""
-    dropout: float = 0.1
-    """Dropout after attention and MLP."""
-    attention_dropout: float = 0.1
-    """Dropout on the attention weights."""
     embedding_dropout: float = 0.1
     """Dropout on the embeddings."""
-    init_std: float = 0.02
-    """Standard deviation of the initial weights; output projections start smaller by sqrt(2 * depth)."""
-    tie_embeddings: bool = True
-    """Read the logits out through the token embedding, as GPT-2 does."""
-    bos_id: int | None = None
-    """Token that starts a text, if there is one; carried in the checkpoint for generation."""
-    eos_id: int | tuple[int, ...] | None = None
-    """Token, or tokens, that end a text."""
-    pad_id: int | None = None
-    """Token that fills up short rows; the attention mask decides what is padding, not this id."""
-    remat: str | None = None
-    """Recompute layers in the backward pass to save memory: full, dots, dots_no_batch, or None."""
-    unroll: int = 1
-    """Layers laid out per scan step; the depth of a small model makes it faster on CPU, and slower to compile."""
-    attention: Implementation | None = None
-    """Force one way of computing attention: plain, xla or cudnn. None chooses by backend."""
 
     pooling: ClassVar[Pooling] = "last"
-    RUN_FIELDS: ClassVar[tuple[str, ...]] = (
-        *("dtype", "param_dtype", "classifier_dropout", "remat", "unroll", "attention"),
-        *("dropout", "attention_dropout", "embedding_dropout"),
-    )
+    RUN_FIELDS: ClassVar[tuple[str, ...]] = (*TextConfig.RUN_FIELDS, "embedding_dropout")
 
     def __post_init__(self):
-        self.check_positive("max_length", "dim", "depth", "heads", "unroll")
-        self.check_rates("dropout", "attention_dropout", "embedding_dropout")
-        if self.vocab_size is not None:
-            self.check_positive("vocab_size")
-        if self.mlp_dim is not None:
-            self.check_positive("mlp_dim")
-        if self.dim % self.heads:
-            raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}")
-        check_activation(self.activation)
-        check_remat(self.remat)
-        check_implementation(self.attention)
-        self.check_common()
+        super().__post_init__()
+        self.check_rates("embedding_dropout")
 
     def build(self, *, rngs: nnx.Rngs) -> "GPT":
         """A model of this configuration, without a head."""
         return GPT(self, rngs=rngs)
 
     def flops_per_token(self, length: int) -> float:
-        """Floating-point operations of a forward and backward pass for one token in a sequence of `length`: 6 per
-        weight of a matrix product, and 12 * depth * dim * length for attention (Chowdhery et al. 2022, appendix B)."""
-        mlp_dim = self.mlp_dim or 4 * self.dim
-        weights = self.depth * (4 * self.dim**2 + 2 * self.dim * mlp_dim) + self.dim * (self.vocab_size or 0)
-        return 6.0 * weights + 12.0 * self.depth * self.dim * length
+        """Those of the layers, and 6 per weight of the output layer."""
+        return self.layer_flops_per_token(length) + 6.0 * self.dim * (self.vocab_size or 0)
 
     @classmethod
     def _sized(cls, changes: dict[str, Any], **sizes: Any) -> "GPTConfig":
@@ -179,31 +128,14 @@ class GPT(nnx.Module):
     """The GPT decoder: token ids to hidden states. `LanguageModel(GPT(config, rngs=rngs))` gives logits."""
 
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
-        if config.vocab_size is None:
-            raise ValueError("vocab_size is None; give a number (a training run takes its tokenizer's)")
         self.config = config
-        types: dict[str, Any] = dict(dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype))
-        init: dict[str, Any] = dict(embedding_init=normal_init(config.init_std))
-        self.embedding = TokenEmbedding(config.vocab_size, config.dim, **init, **types, rngs=rngs)
-        self.positions = LearnedPositions(config.max_length, config.dim, **init, **types, rngs=rngs)
-        make_layer = partial(
-            TransformerLayer,
-            config.dim,
-            config.heads,
-            config.mlp_dim or 4 * config.dim,
-            norm="pre",
-            activation=config.activation,
-            pattern=Causal(),
-            implementation=config.attention,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            norm_epsilon=config.norm_epsilon,
-            kernel_init=normal_init(config.init_std),
-            output_init=normal_init(config.init_std / (2 * config.depth) ** 0.5),
-            **types,
-        )
+        options: dict[str, Any] = dict(embedding_init=normal_init(config.init_std), **config.types, rngs=rngs)
+        self.embedding = TokenEmbedding(config.check_vocabulary(), config.dim, **options)
+        self.positions = LearnedPositions(config.max_length, config.dim, **options)
+        output_init = normal_init(config.init_std / (2 * config.depth) ** 0.5)
+        make_layer = config.layer(norm="pre", pattern=Causal(), output_init=output_init)
         self.stack = Stack(make_layer, config.depth, remat=config.remat, unroll=config.unroll, rngs=rngs)
-        self.norm = LayerNorm(config.dim, epsilon=config.norm_epsilon, **types, rngs=rngs)
+        self.norm = LayerNorm(config.dim, epsilon=config.norm_epsilon, **config.types, rngs=rngs)
 
     def __call__(
         self,

@@ -78,7 +78,7 @@ class MaskedLanguageModel(nnx.Module):
         self.backbone = backbone
         config = backbone.config
         self.dense = _linear(config, config.dim, rngs=rngs)
-        self.norm = LayerNorm(config.dim, epsilon=config.norm_epsilon, **_types(config), rngs=rngs)
+        self.norm = LayerNorm(config.dim, epsilon=config.norm_epsilon, **config.types, rngs=rngs)
         self.head = nnx.data(None)
         if not config.tie_embeddings:
             self.head = _linear(config, config.vocab_size, use_bias=False, rngs=rngs)
@@ -226,13 +226,9 @@ class SpanPredictor(nnx.Module):
         return dataclasses.replace(output, logits=self.head(output.hidden).astype(jnp.float32))
 
 
-def _types(config: Any) -> dict[str, Any]:
-    return dict(dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype))
-
-
 def _linear(config: Any, size: int, *, use_bias: bool = True, rngs: nnx.Rngs) -> Linear:
     kernel_init = normal_init(config.init_std)
-    return Linear(config.dim, size, use_bias=use_bias, kernel_init=kernel_init, **_types(config), rngs=rngs)
+    return Linear(config.dim, size, use_bias=use_bias, kernel_init=kernel_init, **config.types, rngs=rngs)
 
 
 def _count(config: Any) -> int:
