@@ -3,7 +3,7 @@
     transformers-jax train --config bert_squad --initial-checkpoint DIRECTORY --data.source train-v1.1.json
 
 The checkpoint is a Hugging Face one (a directory, or a name on the hub) or a run's working directory; its tokenizer and
-sizes replace what stands below. Questions without an answer (SQuAD 2.0) need --task.no-answer True. For the English
+sizes replace what stands below. Questions without an answer (SQuAD 2.0) need --task.no-answer. For the English
 part of XQuAD, the last fifth of its articles held out:
 
     transformers-jax train --config bert_squad --initial-checkpoint MiniLM-L6 --workdir runs/xquad \

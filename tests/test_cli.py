@@ -1,5 +1,6 @@
 """The commands as a person meets them: what they print, and that a mistake is one line and exit code 2."""
 
+import io
 import json
 import subprocess
 import sys
@@ -171,3 +172,123 @@ def test_help_is_there_for_each_command(command):
     )
     assert output.returncode == 0 and f"usage: transformers-jax {command}" in output.stdout, output.stderr
     assert "--debug" in output.stdout
+
+
+# Fine-tuned models
+
+TINY = [
+    *("--model.dim", "16", "--model.depth", "1", "--model.heads", "2", "--model.max-length", "32"),
+    *("--task.length", "32", "--data.vocab-size", "200", "--training.batch-size", "8", "--mesh.data", "1"),
+]
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    path = tmp_path_factory.mktemp("reviews") / "reviews.csv"
+    rows = [f"film {i} is {what},{label}" for i in range(20) for what, label in (("bright", "good"), ("dull", "bad"))]
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory, reviews):
+    path = tmp_path_factory.mktemp("runs") / "classifier"
+    arguments = ["--config", "bert_classify", "--workdir", str(path), "--data.source", str(reviews)]
+    assert run_command(["train", *arguments, *TINY, "--training.steps", "3"]) == 0
+    return path
+
+
+def predict(capsys, classifier, *arguments):
+    capsys.readouterr()
+    assert run_command(["predict", "--checkpoint", str(classifier), *arguments]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_steps_on_the_command_line_replace_the_epochs_of_a_config(classifier):
+    lines = [json.loads(line) for line in (classifier / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == 3 and "eval/accuracy" in lines[-1]
+
+
+def test_predictions_are_the_same_from_lines_json_tables_and_standard_input(classifier, tmp_path, capsys, monkeypatch):
+    texts = ["film 3 is bright", "a dull day", "bright"]
+    (tmp_path / "a.txt").write_text("\n".join(texts))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "a.csv").write_text("number,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(texts)))
+    (tmp_path / "a.json").write_text(json.dumps([{"text": text} for text in texts]))
+    expected = load(classifier).predict(texts)
+    assert [set(one["probabilities"]) for one in expected] == [{"good", "bad"}] * 3
+    for name in ("a.txt", "a.jsonl", "a.csv", "a.json"):
+        for batch_size in ("1", "2", "32"):
+            found = predict(capsys, classifier, "--input", str(tmp_path / name), "--batch-size", batch_size)
+            assert [one["label"] for one in found] == [one["label"] for one in expected]
+            for one, other in zip(found, expected, strict=True):
+                assert one["probability"] == pytest.approx(other["probability"], abs=1e-5)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(texts).encode()), encoding="latin-1"))
+    assert len(predict(capsys, classifier, "--input", "-")) == 3
+    out = tmp_path / "out.jsonl"
+    assert predict(capsys, classifier, "--input", str(tmp_path / "a.txt"), "--output", str(out)) == []
+    assert len(out.read_text().splitlines()) == 3
+
+
+def test_a_broken_input_is_named_before_anything_is_written(classifier, tmp_path, capsys):
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    out.write_text("precious")
+    good = json.dumps({"text": "bright"})
+    for bad, message in [
+        ("", "in.jsonl, line 70 is empty"),
+        ("{", "in.jsonl, line 70: "),
+        (json.dumps({"x": 1}), "line 70 is {'x': 1}, not a text"),
+        (json.dumps({"text": "a", "pair": 5}), "line 70 is {'text': 'a', 'pair': 5}, not a text"),
+        (json.dumps({"text": "\ud800"}), "line 70 is not valid Unicode"),
+    ]:
+        path.write_text("\n".join([good] * 69 + [bad, good]) + "\n")
+        line = fails(capsys, "predict", "--checkpoint", str(classifier), "--input", str(path), "--output", str(out),
+                     "--batch-size", "1")  # fmt: skip
+        assert message in line and out.read_text() == "precious"
+        assert len(predict(capsys, classifier, "--input", str(path), "--skip-bad")) == 70
+    path.write_text("")
+    assert "holds no input" in fails(capsys, "predict", "--checkpoint", str(classifier), "--input", str(path))
+    assert "no such file" in fails(capsys, "predict", "--checkpoint", str(classifier), "--input", str(tmp_path / "x"))
+
+
+def test_a_single_text_is_read_alike_beside_pairs(classifier):
+    loaded = load(classifier)
+    alone, beside = loaded.predict(["bright film"]), loaded.predict(["bright film", ("dull", "day")])
+    assert alone[0]["probability"] == pytest.approx(beside[0]["probability"], abs=1e-5)
+
+
+def test_unknown_labels_are_an_error_or_a_counted_skip(classifier, tmp_path, capsys, caplog):
+    path = tmp_path / "more.csv"
+    path.write_text("text,label\nbright,good\ndull,unheard\ndull,bad\n")
+    line = fails(capsys, "evaluate", "--checkpoint", str(classifier), "--data", str(path))
+    assert "more.csv, line 3: the label 'unheard'" in line
+    capsys.readouterr()
+    assert run_command(["evaluate", "--checkpoint", str(classifier), "--data", str(path), "--skip-bad"]) == 0
+    assert json.loads(capsys.readouterr().out)["examples"] == 2
+    columns = tmp_path / "columns.tsv"
+    columns.write_text("good\tbright\nbad\tdull\n")
+    arguments = ["--data", str(columns), "--columns", "text=1", "label=0"]
+    assert run_command(["evaluate", "--checkpoint", str(classifier), *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["examples"] == 2
+
+
+def test_settings_of_a_task_survive_conversion(classifier, tmp_path, capsys):
+    assert run_command(["convert", "--checkpoint", str(classifier), "--output", str(tmp_path / "hf")]) == 0
+    assert load(tmp_path / "hf").task == load(classifier).task
+    assert load(tmp_path / "hf").labels == ("bad", "good")
+    assert load(tmp_path / "hf", settings={"length": 8}).task.length == 8
+    with pytest.raises(ValueError, match="TextClassification has no setting size; there are problem, length"):
+        load(tmp_path / "hf", settings={"size": 8})
+    line = fails(capsys, "generate", "--checkpoint", str(tmp_path / "hf"), "--prompt", "a")
+    assert "holds a SequenceClassifier, which does not write text" in line
+
+
+def test_several_seeds_are_averaged(reviews, tmp_path, capsys):
+    arguments = ["--config", "bert_classify", "--workdir", str(tmp_path), "--data.source", str(reviews), *TINY]
+    assert run_command(["train", *arguments, "--training.steps", "2", "--seeds", "0", "3"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    values = summary["eval/loss"]["values"]
+    assert summary["seeds"] == [0, 3] and values[0] != values[1]
+    assert summary["eval/loss"]["mean"] == pytest.approx(sum(values) / 2)
+    assert summary["eval/loss"]["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert summary == json.loads((tmp_path / "seeds.json").read_text())

@@ -1,13 +1,15 @@
 """The command `transformers-jax`: train, evaluate, predict, generate, convert."""
 
+import ast
 import contextlib
 import dataclasses
 import io
 import json
 import logging
+import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,8 +19,6 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from transformers_jax.data.files import kind_of, read_lines
-from transformers_jax.data.tables import raise_bad
 from transformers_jax.experiment import (
     Experiment,
     Loaded,
@@ -28,6 +28,7 @@ from transformers_jax.experiment import (
     run,
     run_seeds,
 )
+from transformers_jax.inputs import read_inputs
 from transformers_jax.models import LanguageModel
 from transformers_jax.training.loop import TrainingDivergedError
 from transformers_jax.training.process import prepare_process
@@ -67,6 +68,8 @@ class Evaluate:
     a table without header. There are text, pair, label, word, tag."""
     skip_bad: bool = False
     """Leave out examples that are broken, and say how many."""
+    settings: tuple[str, ...] = ()
+    """Settings of the task other than the checkpoint's: no_answer=True length=256."""
     batch_size: int = 8
     """Examples at a time."""
     which: Which = "best"
@@ -84,11 +87,14 @@ class Predict:
     """A run's working directory, or a Hugging Face checkpoint."""
     input: str
     """A file of inputs, or - for standard input: one text a line, or one JSON value a line (.jsonl, and lines that
-    begin with a brace): {"text": ..., "pair": ...}, {"words": [...]}, {"question": ..., "context": ...}."""
+    begin with a brace): {"text": ..., "pair": ...}, {"words": [...]}, {"question": ..., "context": ...}; or a table
+    (.csv, .tsv, .parquet, .json) with these as columns."""
     output: str = "-"
     """The file to write; - is standard output."""
     skip_bad: bool = False
-    """Leave out empty lines and lines that are not JSON, and say how many. Otherwise the first one is an error."""
+    """Leave out inputs that are empty or broken, and say how many. Otherwise the first one is an error."""
+    settings: tuple[str, ...] = ()
+    """Settings of the task other than the checkpoint's: no_answer=True length=256."""
     batch_size: int = 32
     """Inputs at a time."""
     which: Which = "best"
@@ -158,7 +164,11 @@ def train_command(arguments: list[str]) -> int:
             name = "gpt_python_docs"
         else:
             raise ValueError("train needs --config FILE; configs/ has some, and `train --help` shows the options")
-    default = Train(config=name, experiment=load_config(name))
+    experiment = load_config(name)
+    if _option(arguments, "--training.steps") is not None and _option(arguments, "--training.epochs") is None:
+        # What is named on the command line wins over what the config says.
+        experiment = dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, epochs=None))
+    default = Train(config=name, experiment=experiment)
     command = _parse(Train, arguments, "train", default)
     workdir = command.workdir or Path("runs") / Path(name).stem
     if command.seeds:
@@ -172,7 +182,7 @@ def train_command(arguments: list[str]) -> int:
 
 def evaluate_command(arguments: list[str]) -> int:
     command = _parse(Evaluate, arguments, "evaluate")
-    loaded = _load(command.checkpoint, command.which)
+    loaded = _load(command.checkpoint, command.which, settings=_settings(command.settings))
     data = None
     if command.data is not None:
         changes: dict[str, Any] = {"source": command.data, "validation_source": command.data}
@@ -192,6 +202,7 @@ def evaluate_command(arguments: list[str]) -> int:
     metrics = evaluate(loaded, data, batch_size=command.batch_size)
     rule = loaded.task.scoring_rule()
     about = {"checkpoint": command.checkpoint, "step": loaded.step} | ({} if rule is None else {"scoring": rule})
+    metrics = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     print(json.dumps(about | metrics))
     return 0
 
@@ -200,50 +211,24 @@ def predict_command(arguments: list[str]) -> int:
     command = _parse(Predict, arguments, "predict")
     if command.batch_size < 1:
         raise ValueError(f"--batch-size {command.batch_size} must be at least 1")
-    inputs = read_inputs(command.input, skip_bad=command.skip_bad)
-    loaded = _load(command.checkpoint, command.which, command.dtype)
+    loaded = _load(command.checkpoint, command.which, command.dtype, _settings(command.settings))
+    inputs = read_inputs(loaded, command.input, skip_bad=command.skip_bad)
+    if command.output != "-" and not Path(command.output).absolute().parent.is_dir():
+        raise FileNotFoundError(f"there is no directory {Path(command.output).absolute().parent} to write to")
     part = 32 * command.batch_size  # predicted and written before the next is begun
     console = Console(stderr=True)
     with contextlib.ExitStack() as stack:
-        output = sys.stdout
-        if command.output != "-":
-            output = stack.enter_context(Path(command.output).open("w", encoding="utf-8"))
+        output = None
         for start in track(range(0, len(inputs), part), "predicting", console=console, disable=not console.is_terminal):
-            for prediction in loaded.predict(inputs[start : start + part], batch_size=command.batch_size):
+            predictions = loaded.predict(inputs[start : start + part], batch_size=command.batch_size)
+            if output is None:  # not before there is something to write: a file that was there is lost
+                output = sys.stdout
+                if command.output != "-":
+                    output = stack.enter_context(Path(command.output).open("w", encoding="utf-8"))
+            for prediction in predictions:
                 print(json.dumps(prediction, ensure_ascii=False), file=output)
             output.flush()
     return 0
-
-
-def read_inputs(name: str, *, skip_bad: bool = False) -> list[Any]:
-    """The inputs in a file, or of standard input for "-": texts, or what JSON lines hold.
-
-    ValueError naming the line for one that is empty or broken, and for a file without inputs.
-    """
-    path = Path("standard input" if name == "-" else name)
-    if name == "-":
-        lines = enumerate(sys.stdin.read().removesuffix("\n").split("\n"), 1)
-    elif not path.exists() or path.is_dir():
-        raise FileNotFoundError(f"no such file: {name}")
-    else:
-        lines = read_lines(path, raise_bad)
-    inputs, skipped = [], 0
-    for number, line in lines:
-        line = line.rstrip("\r\n")
-        try:
-            if not line.strip():
-                raise ValueError("it is empty")
-            is_json = kind_of(path) in (".jsonl", ".ndjson") or line.lstrip().startswith("{")
-            inputs.append(json.loads(line) if is_json else line)
-        except ValueError as error:
-            if not skip_bad:
-                raise ValueError(f"{path}, line {number}: {error}; --skip-bad leaves such lines out") from None
-            skipped += 1
-    if skipped:
-        print(f"{skipped} of {skipped + len(inputs)} lines left out", file=sys.stderr)
-    if not inputs:
-        raise ValueError(f"{path} holds no input")
-    return inputs
 
 
 def generate_command(arguments: list[str]) -> int:
@@ -309,13 +294,11 @@ def generate_command(arguments: list[str]) -> int:
 
 
 def convert_command(arguments: list[str]) -> int:
-    from transformers_jax.pretrained import save_pretrained
-
     command = _parse(Convert, arguments, "convert")
     if (Path(command.output) / "experiment.json").exists():
         raise ValueError(f"{command.output} is the working directory of a run; write to another one")
     loaded = _load(command.checkpoint, command.which)
-    save_pretrained(loaded.model, command.output, tokenizer=loaded.processor)
+    loaded.save_pretrained(command.output)
     print(f"wrote {command.output}")
     return 0
 
@@ -358,8 +341,22 @@ def _main(arguments: list[str]) -> int:
         return 130
 
 
-def _load(checkpoint: str, which: Which, dtype: str | None = None) -> Loaded:
-    return load(checkpoint, which=which, dtype=dtype)
+def _load(checkpoint: str, which: Which, dtype: str | None = None, settings: Mapping[str, Any] | None = None) -> Loaded:
+    return load(checkpoint, which=which, dtype=dtype, settings=settings)
+
+
+def _settings(arguments: Sequence[str]) -> dict[str, Any]:
+    """`name=value` with Python's literals as values, anything else as text."""
+    settings = {}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not equals:
+            raise ValueError(f"--settings {argument} is not NAME=VALUE")
+        try:
+            settings[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            settings[name] = value
+    return settings
 
 
 def _stop_ids(loaded: Loaded) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformers_jax.data import Data, Tokenizer, evaluation_batches, training_batches
 from transformers_jax.models import ModelConfig
 from transformers_jax.nn import stacked_mask
-from transformers_jax.pretrained import find_directory, from_pretrained
+from transformers_jax.pretrained import find_directory, from_pretrained, save_pretrained
 from transformers_jax.runs import (
     FINGERPRINTS,
     alone_in,
@@ -64,14 +64,19 @@ class Experiment:
     training: TrainingConfig = TrainingConfig()
     mesh: MeshConfig = MeshConfig()
     initial_checkpoint: str | None = None
-    """A run or Hugging Face checkpoint to start from: its weights, tokenizer and sizes replace those of the config. Its
-    head goes on if it is the task's, with the same labels; otherwise a new one starts."""
+    """A run or Hugging Face checkpoint to start from: its weights, tokenizer and sizes replace those of the config. A
+    head of the task's kind goes on, for the same labels (or task.new_head starts another); otherwise a new one starts.
+    """
     seed: int = 0
     """Decides initial weights, the order of the examples, and dropout."""
 
     def __post_init__(self):
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must not be negative")
+
+
+TASK_FILE = "transformers_jax_task.json"
+"""Beside a converted checkpoint: the settings of its task, which transformers' files have no place for."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +98,19 @@ class Loaded:
         """The names of the classes that the model tells apart, in the order of its logits."""
         return self.model.config.labels
 
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write model, tokenizer and task as a Hugging Face checkpoint, which `load` and transformers read."""
+        save_pretrained(self.model, directory, tokenizer=self.processor)
+        write_atomically(Path(directory) / TASK_FILE, json.dumps(to_data(self.task), indent=1) + "\n")
+
     def predict(self, inputs: Sequence[Any], *, batch_size: int = 32) -> list[dict[str, Any]]:
         """What the model says of each input, as its task writes it: see `predictions` there."""
         if isinstance(inputs, str | Mapping):
             raise ValueError("predict takes a list of inputs; put the single one into brackets")
-        if not inputs:
+        if len(inputs) == 0:
             return []
+        for i, value in enumerate(inputs):
+            check_unicode(value, f"input {i}")
         task, config = self.task, self.model.config
         features = task.features(inputs, self.processor, config)
         _, rows = self._rows_of(self.model, features.dataset, batch_size)
@@ -339,13 +351,39 @@ def load(
     which: Literal["best", "latest"] | int = "best",
     dtype: str | None = None,
     mesh: Mesh | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Loaded:
     """The model in `directory`, with tokenizer and task: a run's working directory, or a Hugging Face checkpoint, which
     may also be a name on the hub.
 
     `which` picks a run's checkpoint by evaluation, by age or by step. `dtype` computes in another type; `mesh` loads
-    onto its devices.
+    onto its devices. `settings` changes fields of the task: `{"no_answer": True}`.
     """
+    loaded = _load(directory, which, dtype, mesh)
+    if not settings:
+        return loaded
+    known = [field.name for field in dataclasses.fields(loaded.task)]
+    if unknown := sorted(set(settings) - set(known)):
+        name = type(loaded.task).__name__
+        raise ValueError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(known) or 'none'}")
+    return dataclasses.replace(loaded, task=from_data(to_data(loaded.task) | dict(settings), Task))
+
+
+def check_unicode(value: Any, where: str) -> None:
+    """ValueError for a text, or one inside `value`, with half of a surrogate pair, which no tokenizer accepts."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{where} is not valid Unicode: {value!r:.60}") from None
+    elif isinstance(value, Mapping):
+        check_unicode(list(value.values()), where)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_unicode(item, where)
+
+
+def _load(directory: str | Path, which: Any, dtype: str | None, mesh: Mesh | None) -> Loaded:
     if (Path(directory) / "experiment.json").exists():
         return _load_run(Path(directory).absolute(), which, dtype, mesh)
     if Path(directory).is_dir() and not (Path(directory) / "config.json").exists():
@@ -382,7 +420,11 @@ def _load_pretrained(source: str | Path, dtype: str | None, mesh: Mesh | None) -
     directory = find_directory(source)
     placed = None if mesh is None else functools.partial(sharding_of, mesh=mesh)
     model = from_pretrained(directory, shardings=placed, changes=None if dtype is None else {"dtype": dtype})
-    return Loaded(model, Tokenizer.load(directory), task_of(model))
+    task = task_of(model)
+    if (directory / TASK_FILE).is_file():  # written by `convert`
+        written = from_data(json.loads((directory / TASK_FILE).read_text()), Task)
+        task = written if type(written) is type(task) else task
+    return Loaded(model, Tokenizer.load(directory), task)
 
 
 def load_config(name: str) -> Experiment:

@@ -26,6 +26,7 @@ CHANGEABLE = (
     "model.remat",
     "model.unroll",
     "model.attention",
+    "task.sample_text",
     "task.sample_prompt",
     "task.sample_tokens",
     "task.sample_temperature",

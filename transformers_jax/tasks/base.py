@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import grain
 import jax
@@ -12,6 +12,10 @@ import numpy as np
 from flax import nnx
 
 from transformers_jax.data import IGNORED_LABEL, Data, LabelledData, Ragged, Tokenizer
+from transformers_jax.data.labelled import warn_once
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 Row = Mapping[str, np.ndarray]
 """What a model says of one example: arrays without a batch axis, filled up as the example was in its batch."""
@@ -100,6 +104,13 @@ class Task:
         """What a reader of the metrics has to know, if their names do not say it."""
         return None
 
+    input_columns: ClassVar[tuple[str, ...]] = ("text",)
+    """What an input of `predict` consists of where inputs are rows of a table."""
+
+    def check_input(self, value: Any, processor: Any, where: str) -> None:
+        """ValueError naming `where` unless `value` is an input that `features` reads."""
+        raise ValueError(f"{type(self).__name__} makes no predictions")
+
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
         """What `predict` asks a model about; a ValueError names the input that it cannot read."""
         raise ValueError(f"{type(self).__name__} makes no predictions")
@@ -139,6 +150,31 @@ def make_tokenizer(data: LabelledData, texts: Iterable[str]) -> Tokenizer:
 def fingerprint(content: Any) -> str:
     """SHA-256 of JSON-able content."""
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def usable(
+    data: LabelledData, examples: Sequence[T], convert: Callable[[T], R], *, noun: str
+) -> tuple[list[T], list[R]]:
+    """The examples that `convert` takes, and what it makes of them.
+
+    Where it raises ValueError, which names the place, the example is left out with `data.skip_bad`, and how many were
+    is logged; otherwise the first error ends it. None left is an error, too.
+    """
+    kept, converted, errors = [], [], []
+    for example in examples:
+        try:
+            converted.append(convert(example))
+        except ValueError as error:
+            if not data.skip_bad:
+                raise ValueError(f"{error}; data.skip_bad leaves such {noun} out") from None
+            errors.append(str(error))
+        else:
+            kept.append(example)
+    if errors:
+        warn_once(f"{len(errors):,} of {len(examples):,} {noun} skipped; the first: {errors[0]}")
+        if not kept:
+            raise ValueError(f"{data.source}: no {noun} can be used; the first: {errors[0]}")
+    return kept, converted
 
 
 def model_inputs(config: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

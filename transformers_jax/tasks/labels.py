@@ -34,7 +34,7 @@ class LabelNames:
         """Those that occur, sorted: whole numbers by value, everything else by character."""
         names = set(found)
         if all(NUMBER.fullmatch(name) for name in names):
-            return cls(tuple(sorted(names, key=int)))
+            return cls(tuple(sorted(names, key=lambda name: (int(name), name))))
         return cls(tuple(sorted(names)))
 
     def __len__(self) -> int:
@@ -85,4 +85,6 @@ def class_weights(setting: str, names: LabelNames, numbers: Sequence[int]) -> np
         if not equals or not 0 <= weight < float("inf"):
             raise ValueError(f"task.class_weights: {part!r} is not NAME=WEIGHT with a weight of 0 or more")
         weights[names.number(name.strip(), "task.class_weights")] = weight
+    if not weights.any():
+        raise ValueError(f"task.class_weights={setting!r} leaves no class to learn")
     return weights

@@ -89,6 +89,12 @@ class MaskedLM(Task):
         corpus = prepare_corpus(data, tokenizer=processor)
         tokenizer = corpus.tokenizer
 
+        if training and self.sample_text is not None:
+            try:
+                self.features([self.sample_text], tokenizer, config)
+            except ValueError as error:
+                raise ValueError(f"task.sample_text: {error}") from None
+
         def examples(tokens: np.ndarray, seed: int, name: str) -> grain.MapDataset:
             return self.examples(tokens, tokenizer, length, seed=seed, name=name)
 
@@ -190,12 +196,13 @@ class MaskedLM(Task):
         of_pairs = {name: float(np.mean([row[name] for row in rows], dtype=np.float64)) for name in names}
         return metrics | {"loss": loss + of_pairs["next_sentence_loss"], "masked_loss": loss} | of_pairs
 
+    def check_input(self, value: Any, processor: Any, where: str) -> None:
+        _read_input(value, _mask_token(processor), where)
+
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
         """Texts, or dictionaries with "text", with the mask token written in them."""
         tokenizer: Tokenizer = processor
-        if tokenizer.mask_id is None:
-            raise ValueError("the tokenizer has no mask token")
-        mask = str(tokenizer.backend.id_to_token(tokenizer.mask_id))
+        mask = _mask_token(tokenizer)
         template, length = Template.of(tokenizer), text_length(self.length, config)
         room, begin = template.room(length), len(template.specials[0])
         texts = [_read_input(value, mask, f"input {i}") for i, value in enumerate(inputs)]
@@ -253,6 +260,12 @@ class MaskedLM(Task):
 def _next_sentence_losses(output: Any, batch: Any) -> jax.Array:
     """(batch,), in nats."""
     return optax.softmax_cross_entropy_with_integer_labels(output.next_sentence_logits, batch["next_sentence_label"])
+
+
+def _mask_token(tokenizer: Tokenizer) -> str:
+    if tokenizer.mask_id is None:
+        raise ValueError("the tokenizer has no mask token")
+    return str(tokenizer.backend.id_to_token(tokenizer.mask_id))
 
 
 def _read_input(value: Any, mask: str, where: str) -> list[str]:

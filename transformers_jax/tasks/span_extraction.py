@@ -1,6 +1,6 @@
 """Span extraction: the stretch of a text that answers a question about it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +31,7 @@ from transformers_jax.tasks.base import (
     model_inputs,
     ragged,
     text_length,
+    usable,
     with_tokenizer,
 )
 from transformers_jax.tasks.language_modeling import cross_entropy
@@ -85,15 +86,25 @@ class SpanExtraction(Task):
             raise ValueError(f"span extraction reads SpanData, not {type(data).__name__}")
         length, overlap = self._sizes(config)
         train, held_out = (read_questions(data, part=part) for part in ("train", "validation"))
-        unanswerable = [question for question in train if not question.answers]
-        if training and unanswerable and not self.no_answer:
-            raise ValueError(
-                f"{unanswerable[0].where}: the question has no answer; set task.no_answer to train on those too "
-                f"({len(unanswerable):,} of {len(train):,}), or leave them out"
-            )
+        digest = fingerprint(
+            [[(one.id, one.question, one.context, one.answers) for one in part] for part in (train, held_out)]
+        )
         tokenizer = processor or make_tokenizer(
             data, dict.fromkeys(text for one in train for text in (one.context, one.question))
         )
+
+        def check(question: Question) -> None:
+            if not question.answers and not self.no_answer:
+                raise ValueError(
+                    f"{question.where}: the question has no answer; set task.no_answer if the model is to learn that"
+                )
+            check_length(question)
+
+        check_length = _length_check(tokenizer, length, overlap)
+        if training:
+            train, _ = usable(data, train, check, noun="questions")
+        held_out, _ = usable(data, held_out, check, noun="questions")
+        unanswerable = [question for question in train if not question.answers]
         windows, held_out_windows = (
             _encode(tokenizer, part, length, overlap) for part in (train if training else [], held_out)
         )
@@ -128,9 +139,7 @@ class SpanExtraction(Task):
             train=ragged(examples, tokenizer, length) if training else None,
             validation=ragged(held_out_examples, tokenizer, length),
             processor=tokenizer,
-            fingerprint=fingerprint(
-                [[(one.id, one.question, one.context, one.answers) for one in part] for part in (train, held_out)]
-            ),
+            fingerprint=digest,
             items_per_example=round(float(np.mean(sizes))),
             facts=facts,
             extra={"windows": held_out_windows, "questions": held_out},
@@ -140,20 +149,14 @@ class SpanExtraction(Task):
         return with_tokenizer(config, examples.processor)
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-        """Mean of the cross-entropies (in nats) of the first and of the last token over all places, as (sum, number of
-        windows).
-
-        As in transformers, padding is one of the places: with more of it, the loss of the same model is a little
-        higher.
-        """
-        logits = model(**model_inputs(model.config, batch), key=key).logits
-        loss, labels = cross_entropy(jnp.swapaxes(logits, 1, 2), batch["labels"])
-        return loss / 2, labels / 2
+        """Mean of the cross-entropies (in nats) of the first and of the last token over all places but padding, as
+        (sum, number of windows): what transformers computes of a window without padding."""
+        return _loss(model(**model_inputs(model.config, batch), key=key).logits, batch)
 
     def evaluate(self, model: Any, batch: Any) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         logits = model(**model_inputs(model.config, batch)).logits
-        loss, labels = cross_entropy(jnp.swapaxes(logits, 1, 2), batch["labels"])
-        return {"loss": loss / 2, "windows": labels / 2}, {"logits": logits}
+        loss, windows = _loss(logits, batch)
+        return {"loss": loss, "windows": windows}, {"logits": logits}
 
     def finish(
         self, totals: Mapping[str, float], rows: Sequence[Row], extra: Mapping[str, Any], config: Any
@@ -172,6 +175,11 @@ class SpanExtraction(Task):
         else:
             metrics = squad_metrics(answers, texts)
         return {"loss": totals["loss"] / totals["windows"], **metrics, "questions": float(len(questions))}
+
+    input_columns: ClassVar[tuple[str, ...]] = ("question", "context")
+
+    def check_input(self, value: Any, processor: Any, where: str) -> None:
+        _read_input(value, where)
 
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
         """Pairs of a question and its context, or dictionaries with "question" and "context"."""
@@ -290,16 +298,32 @@ def _text(context: str, span: tuple[int, int]) -> str:
     return context[span[0] : span[1]]
 
 
+def _loss(logits: jax.Array, batch: Any) -> tuple[jax.Array, jax.Array]:
+    logits = jnp.where(batch["attention_mask"][..., None] != 0, logits, jnp.finfo(logits.dtype).min)
+    loss, labels = cross_entropy(jnp.swapaxes(logits, 1, 2), batch["labels"])
+    return loss / 2, labels / 2
+
+
+def _length_check(tokenizer: Tokenizer, length: int, overlap: int) -> Callable[[Question], None]:
+    """What raises ValueError for a question that leaves no room for its context."""
+    room = Template.of(tokenizer, texts=2).room(length) - overlap - 1
+
+    def check(question: Question) -> None:
+        size = len(tokenizer.encode(question.question))
+        if overlap >= 0 and 0 < room < size:
+            raise ValueError(
+                f"{question.where}: the question has {size} tokens, but there is room for {room} in windows of "
+                f"{length} that overlap by {overlap}; shorten it, raise task.length or lower task.overlap"
+            )
+
+    return check
+
+
 def _encode(tokenizer: Tokenizer, questions: Sequence[Question], length: int, overlap: int) -> list[Window]:
     """The windows of questions; what does not fit is a ValueError that says where it is."""
-    room = Template.of(tokenizer, texts=2).room(length) - overlap - 1
-    if overlap >= 0 and room > 0:
-        for question, ids in zip(questions, tokenizer.encode_arrays([one.question for one in questions]), strict=True):
-            if len(ids) > room:
-                raise ValueError(
-                    f"{question.where}: the question has {len(ids)} tokens, but there is room for {room} in windows of "
-                    f"{length} that overlap by {overlap}; shorten it, raise task.length or lower task.overlap"
-                )
+    check_length = _length_check(tokenizer, length, overlap)
+    for question in questions:
+        check_length(question)
     try:
         return encode_windows(
             tokenizer,

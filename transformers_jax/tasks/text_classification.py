@@ -21,6 +21,7 @@ from transformers_jax.tasks.base import (
     model_inputs,
     ragged,
     text_length,
+    usable,
     with_tokenizer,
 )
 from transformers_jax.tasks.labels import LabelNames, class_weights, show_counts
@@ -74,7 +75,15 @@ class TextClassification(Task):
             names = LabelNames(("score",))
         else:
             names = LabelNames.of(name for example in train for name in _names(example))
-        targets, held_out_targets = ([_target(one, names, problem) for one in part] for part in (train, held_out))
+        if not names.names:
+            raise ValueError(f"{data.source}: no example to train on has a label")
+
+        def target(example: LabelledText) -> Any:
+            return _target(example, names, problem)
+
+        digest = fingerprint([[(one.text, one.pair, one.label) for one in part] for part in (train, held_out)])
+        train, targets = usable(data, train, target, noun="rows")
+        held_out, held_out_targets = usable(data, held_out, target, noun="rows")
         tokenizer = processor or make_tokenizer(data, (text for one in train for text in (one.text, one.pair) if text))
         facts = {"labels": names.names[0]} if problem == "regression" else {}
         encoded = []
@@ -100,17 +109,17 @@ class TextClassification(Task):
             train=ragged(encoded, tokenizer, length) if training else None,
             validation=ragged(held_out_encoded, tokenizer, length),
             processor=tokenizer,
-            fingerprint=fingerprint([[(one.text, one.pair, one.label) for one in part] for part in (train, held_out)]),
+            fingerprint=digest,
             items_per_example=round(float(np.mean(sizes))),
             labels=names.names,
             facts=facts,
         )
 
     def configure(self, config: Any, examples: Examples) -> Any:
-        if config.problem_type not in (None, self.problem):
+        if (problem := self.problem_of(config)) != self.problem:
             raise ValueError(
-                f"the checkpoint's classifier is for {config.problem_type} but task.problem is {self.problem}; "
-                "set task.new_head to start another"
+                f"the checkpoint's classifier is for {problem} but task.problem is {self.problem}; set it to "
+                f"{problem}, or task.new_head to start another"
             )
         return with_tokenizer(config, examples.processor, labels=examples.labels, problem_type=self.problem)
 
@@ -167,6 +176,9 @@ class TextClassification(Task):
                 metrics = class_metrics(labels, logits.argmax(-1), config.labels)
         return {"loss": totals["loss"] / totals["examples"], **metrics, "examples": totals["examples"]}
 
+    def check_input(self, value: Any, processor: Any, where: str) -> None:
+        _read_input(value, where)
+
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
         """Texts, or pairs of texts, or dictionaries with "text" and perhaps "pair"."""
         texts = [_read_input(value, f"input {i}") for i, value in enumerate(inputs)]
@@ -200,7 +212,8 @@ class TextClassification(Task):
 
 def _names(example: LabelledText) -> list[str]:
     """The names in a label: one, or several."""
-    return [str(name) for name in example.label] if isinstance(example.label, list) else [str(example.label)]
+    labels = example.label if isinstance(example.label, list) else [example.label]
+    return [str(int(one)) if isinstance(one, float) and one.is_integer() else str(one) for one in labels]
 
 
 def _target(example: LabelledText, names: LabelNames, problem: ProblemType) -> Any:
@@ -215,16 +228,25 @@ def _target(example: LabelledText, names: LabelNames, problem: ProblemType) -> A
             "task.problem=multi_label_classification"
         )
     if problem == "single_label_classification":
-        return names.number(str(example.label), example.where)
+        (name,) = _names(example)
+        return names.number(name, example.where)
     try:
-        return np.float32(float(str(example.label)))
+        number = np.float32(float(str(example.label)))
     except ValueError:
-        raise ValueError(f"{example.where}: the label {example.label!r} is not a number") from None
+        number = np.float32("nan")
+    if not np.isfinite(number):
+        raise ValueError(f"{example.where}: the label {example.label!r} is not a number that can be learned")
+    return number
 
 
 def _encode(tokenizer: Any, texts: Sequence[LabelledText], targets: Sequence[Any] | None, length: int) -> list[Any]:
-    pairs = [one.pair or "" for one in texts] if any(one.pair is not None for one in texts) else None
-    encoded: list[Any] = encode_texts(tokenizer, [one.text for one in texts], pairs, max_length=length)
+    encoded: list[Any] = [None] * len(texts)
+    for paired in (False, True):  # each text as it would be alone
+        places = [i for i, one in enumerate(texts) if (one.pair is not None) == paired]
+        pairs = [texts[i].pair or "" for i in places] if paired else None
+        parts = encode_texts(tokenizer, [texts[i].text for i in places], pairs, max_length=length) if places else []
+        for i, part in zip(places, parts, strict=True):
+            encoded[i] = part
     if targets is None:
         return encoded
     return [example | {"labels": np.asarray(label)} for example, label in zip(encoded, targets, strict=True)]
@@ -234,8 +256,10 @@ def _read_input(value: Any, where: str) -> LabelledText:
     match value:
         case str():
             text, pair = value, None
-        case {"text": str() as text}:
-            pair = value.get("pair")
+        case {"text": str() as text, "pair": (str() | None) as pair}:
+            pass
+        case {"text": str() as text} if "pair" not in value:
+            pair = None
         case (str() as text, str() as pair):
             pass
         case _:

@@ -29,12 +29,12 @@ class TextEmbedding(Task):
     def prepare(self, data: Any, config: Any, processor: Any = None, *, seed: int = 0, training: bool = True) -> Any:
         raise ValueError("a model without a head can only be asked for embeddings; choose a task with one")
 
+    def check_input(self, value: Any, processor: Any, where: str) -> None:
+        _read_input(value, where)
+
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
         """Texts, or dictionaries with "text"."""
-        texts: list[Any] = [value.get("text") if isinstance(value, dict) else value for value in inputs]
-        for i, text in enumerate(texts):
-            if not isinstance(text, str) or not text.strip():
-                raise ValueError(f'input {i} is {inputs[i]!r:.60}, not a text or {{"text": ...}}')
+        texts = [_read_input(value, f"input {i}") for i, value in enumerate(inputs)]
         length = text_length(self.length, config)
         return Features(ragged(encode_texts(processor, texts, max_length=length), processor, length))
 
@@ -48,3 +48,10 @@ class TextEmbedding(Task):
     def predictions(self, rows: Sequence[Row], features: Features, config: Any) -> list[dict[str, Any]]:
         """`{"embedding": [...]}`."""
         return [{"embedding": row["embedding"].tolist()} for row in rows]
+
+
+def _read_input(value: Any, where: str) -> str:
+    text = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f'{where} is {value!r:.60}, not a text or {{"text": ...}}')
+    return text

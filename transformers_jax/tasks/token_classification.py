@@ -25,6 +25,7 @@ from transformers_jax.tasks.base import (
     model_inputs,
     ragged,
     text_length,
+    usable,
     with_tokenizer,
 )
 from transformers_jax.tasks.labels import LabelNames, class_weights
@@ -77,7 +78,13 @@ class TokenClassification(Task):
         )
         if training:
             _check_types(names, types, data.source)
-        numbers, held_out_numbers = ([_numbers(one, names) for one in part] for part in (train, held_out))
+
+        def numbers_of(sentence: TaggedSentence) -> np.ndarray:
+            return _numbers(sentence, names)
+
+        digest = fingerprint([[(one.words, one.tags) for one in part] for part in (train, held_out)])
+        train, numbers = usable(data, train, numbers_of, noun="sentences")
+        held_out, held_out_numbers = usable(data, held_out, numbers_of, noun="sentences")
         tokenizer = processor or make_tokenizer(data, (" ".join(sentence.words) for sentence in train))
         encoded, held_out_encoded = (
             encode_words(tokenizer, [sentence.words for sentence in part], max_length=length)
@@ -113,7 +120,7 @@ class TokenClassification(Task):
             train=ragged(examples[0], tokenizer, length, token_labels=True) if training else None,
             validation=ragged(examples[1], tokenizer, length, token_labels=True),
             processor=tokenizer,
-            fingerprint=fingerprint([[(one.words, one.tags) for one in part] for part in (train, held_out)]),
+            fingerprint=digest,
             items_per_example=round(float(np.mean(sizes))),
             labels=names.names,
             facts=facts,
@@ -162,6 +169,9 @@ class TokenClassification(Task):
 
     def scoring_rule(self) -> str:
         return ENTITY_RULES[self.scoring]
+
+    def check_input(self, value: Any, processor: Any, where: str) -> None:
+        _read_input(value, where)
 
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
         """Texts, whose words `split_words` finds, or lists of words, or dictionaries with "text" or "words".

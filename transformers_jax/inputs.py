@@ -1,0 +1,80 @@
+"""What `predict` is asked: texts and JSON lines, from a file, a table or standard input."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers_jax.data.files import kind_of, read_lines
+from transformers_jax.data.tables import read_rows
+from transformers_jax.experiment import Loaded, check_unicode
+
+TABLES = (".csv", ".tsv", ".parquet", ".json")
+
+
+def read_inputs(loaded: Loaded, name: str, *, skip_bad: bool) -> list[Any]:
+    """The inputs in a file, or of standard input for "-", that the task can read.
+
+    ValueError naming the line for one that is empty or broken (or with `skip_bad` their number on standard error), and
+    for a file without inputs.
+    """
+    inputs, skipped = [], 0
+
+    def bad(message: str) -> None:
+        nonlocal skipped
+        if not skip_bad:
+            raise ValueError(f"{message}; --skip-bad leaves such inputs out")
+        skipped += 1
+
+    for where, value in _find_inputs(name, loaded.task.input_columns, bad):
+        try:
+            check_unicode(value, where)
+            loaded.task.check_input(value, loaded.processor, where)
+        except ValueError as error:
+            bad(str(error))
+        else:
+            inputs.append(value)
+    if skipped:
+        print(f"{skipped} of {skipped + len(inputs)} inputs left out", file=sys.stderr)
+    if not inputs:
+        raise ValueError(f"{'standard input' if name == '-' else name} holds no input")
+    return inputs
+
+
+def _find_inputs(name: str, columns: Sequence[str], bad: Callable[[str], None]) -> Iterator[tuple[str, Any]]:
+    """Where each input is, and what it is."""
+    path = Path(name)
+    if name != "-" and (not path.exists() or path.is_dir()):
+        raise FileNotFoundError(f"{name} is a directory; name a file" if path.is_dir() else f"no such file: {name}")
+    if name != "-" and kind_of(path) in TABLES:
+        optional = ("pair",) if columns == ("text",) else ()
+        for row in read_rows(name, {column: column for column in columns}, optional=optional, bad=bad):
+            cells = zip((*columns, *optional), row.values, strict=True)
+            yield row.where, {column: cell for column, cell in cells if cell is not None}
+        return
+    source = "standard input" if name == "-" else name
+    for number, line in _read_stream(sys.stdin, source, bad) if name == "-" else read_lines(path, bad):
+        where, line = f"{source}, line {number}", line.rstrip("\r\n")
+        if not line.strip():
+            bad(f"{where} is empty")
+        elif kind_of(path) in (".jsonl", ".ndjson") or line.lstrip().startswith("{"):
+            try:
+                yield where, json.loads(line)
+            except ValueError as error:
+                bad(f"{where}: {error}")
+        else:
+            yield where, line
+
+
+def _read_stream(stream: Any, source: str, bad: Callable[[str], None]) -> Iterator[tuple[int, str]]:
+    """Numbers and texts of the lines of standard input, which are UTF-8 whatever the locale says."""
+    lines = getattr(stream, "buffer", None)
+    if lines is None:  # not a real stream
+        yield from enumerate(stream.read().removesuffix("\n").split("\n"), 1)
+        return
+    for number, line in enumerate(lines, 1):
+        try:
+            yield number, line.decode()
+        except UnicodeDecodeError:
+            bad(f"{source}, line {number} is not valid UTF-8")
