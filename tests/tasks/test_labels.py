@@ -12,6 +12,7 @@ def test_the_order_is_that_of_the_names_not_of_the_file():
     )
     assert LabelNames.of(["10", "9", "2", "-1"]).names == ("-1", "2", "9", "10")
     assert LabelNames.of(["10", "9", "two"]).names == ("10", "9", "two")
+    assert LabelNames.of(["2", "1", "01", "+1"]).names == ("+1", "01", "1", "2")
 
 
 def test_names_are_found_whatever_their_case_unless_two_differ_by_it_only():
@@ -68,3 +69,8 @@ def test_weights_by_name():
 
 def test_counts_are_shown_by_name():
     assert show_counts(LabelNames(("neg", "pos")), [0] * 3310 + [1]) == "2 classes: neg 3,310, pos 1"
+
+
+def test_weights_that_leave_nothing_to_learn_are_refused():
+    with pytest.raises(ValueError, match="'a=0,b=0' leaves no class to learn"):
+        class_weights("a=0,b=0", LabelNames(("a", "b")), [0, 1])

@@ -207,6 +207,37 @@ def test_numbers_to_predict(tmp_path):
         prepare(tmp_path, ["1", "much"], [0], problem="regression")
 
 
+@pytest.mark.parametrize("label", ["nan", "inf", "1e999", "-inf"])
+def test_what_is_no_finite_number_is_not_learned(tmp_path, label):
+    with pytest.raises(ValueError, match=f"train.jsonl, line 2: the label '{label}' is not a number"):
+        prepare(tmp_path, ["1", label], [0], problem="regression")
+
+
+def test_a_single_logit_of_unknown_kind_is_a_number(tmp_path):
+    """A checkpoint of transformers with one label and no problem_type, as for STS-B."""
+    config = dataclasses.replace(CONFIG, labels=("LABEL_0",))
+    with pytest.raises(ValueError, match="is for regression but task.problem is single.*set it to regression"):
+        prepare(tmp_path, [1.5, 2.5], [0.5], config)
+    assert prepare(tmp_path, [1.5, 2.5], [0.5], config, problem="regression")[0].labels == ("LABEL_0",)
+
+
+def test_whole_numbers_are_one_label_however_they_are_written(tmp_path):
+    config, _ = prepare(tmp_path, [1, "1", 1.0, 0], [0])
+    assert config.labels == ("0", "1")
+
+
+def test_rows_with_unknown_labels_are_skipped_when_asked(tmp_path):
+    data = ClassificationData(
+        source=write(tmp_path / "a.jsonl", [{"text": "x", "label": label} for label in "ab"]),
+        validation_source=write(tmp_path / "b.jsonl", [{"text": "x", "label": label} for label in "acb"]),
+        tokenizer=whole_words(tmp_path, "x"),
+        skip_bad=True,
+    )
+    assert len(TextClassification().prepare(data, CONFIG).validation) == 2
+    with pytest.raises(ValueError, match="b.jsonl, line 2: the label 'c' is none of those.*data.skip_bad"):
+        TextClassification().prepare(dataclasses.replace(data, skip_bad=False), CONFIG)
+
+
 def test_a_classifier_of_another_kind_is_refused(tmp_path):
     config = dataclasses.replace(CONFIG, labels=("a", "b"), problem_type="multi_label_classification")
     with pytest.raises(
