@@ -240,7 +240,7 @@ def test_unanswerable_questions(tmp_path):
     assert (found["best_f1"], found["best_f1_threshold"]) == (1.0, -8.0)
     strict = scores(dataclasses.replace(task, no_answer_threshold=0.0), rows, tmp_path)
     assert strict["no_answer_accuracy"] == 0.0
-    with pytest.raises(ValueError, match="line 2: the question has no answer; set task.no_answer"):
+    with pytest.raises(ValueError, match=r"line 2: the question has no answer; set task.no_answer"):
         scores(SpanExtraction(length=12, overlap=3), rows, tmp_path)  # it would count as wrong, whatever is said
 
 

@@ -216,7 +216,7 @@ def test_what_is_no_finite_number_is_not_learned(tmp_path, label):
 def test_a_single_logit_of_unknown_kind_is_a_number(tmp_path):
     """A checkpoint of transformers with one label and no problem_type, as for STS-B."""
     config = dataclasses.replace(CONFIG, labels=("LABEL_0",))
-    with pytest.raises(ValueError, match="is for regression but task.problem is single.*set it to regression"):
+    with pytest.raises(ValueError, match=r"is for regression but task.problem is single.*set it to regression"):
         prepare(tmp_path, [1.5, 2.5], [0.5], config)
     assert prepare(tmp_path, [1.5, 2.5], [0.5], config, problem="regression")[0].labels == ("LABEL_0",)
 
@@ -234,7 +234,7 @@ def test_rows_with_unknown_labels_are_skipped_when_asked(tmp_path):
         skip_bad=True,
     )
     assert len(TextClassification().prepare(data, CONFIG).validation) == 2
-    with pytest.raises(ValueError, match="b.jsonl, line 2: the label 'c' is none of those.*data.skip_bad"):
+    with pytest.raises(ValueError, match=r"b.jsonl, line 2: the label 'c' is none of those.*data.skip_bad"):
         TextClassification().prepare(dataclasses.replace(data, skip_bad=False), CONFIG)
 
 
