@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from flax import nnx
 
 from transformers_jax.cli import _main as run_command
 from transformers_jax.data import Tokenizer
 from transformers_jax.experiment import load
+from transformers_jax.models import BertConfig
+from transformers_jax.pretrained import save_pretrained
 
 ROOT = Path(__file__).parents[1]
 TEXT = "".join(f"{i} plus {i} is {2 * i}.\n" for i in range(500))
@@ -253,8 +256,15 @@ def test_a_broken_input_is_named_before_anything_is_written(classifier, tmp_path
 
 def test_a_single_text_is_read_alike_beside_pairs(classifier):
     loaded = load(classifier)
-    alone, beside = loaded.predict(["bright film"]), loaded.predict(["bright film", ("dull", "day")])
-    assert alone[0]["probability"] == pytest.approx(beside[0]["probability"], abs=1e-5)
+
+    def ids(*inputs):
+        dataset = loaded.task.features(inputs, loaded.processor, loaded.model.config).dataset.dataset
+        return [dataset[i]["input_ids"].tolist() for i in range(len(dataset))]
+
+    (alone,) = ids("bright film")
+    (pair,) = ids(("dull", "day"))
+    assert ids("bright film", ("dull", "day"), "bright film") == [alone, pair, alone]
+    assert pair.count(loaded.processor.sep_id) == 2 and alone.count(loaded.processor.sep_id) == 1
 
 
 def test_unknown_labels_are_an_error_or_a_counted_skip(classifier, tmp_path, capsys, caplog):
@@ -281,6 +291,16 @@ def test_settings_of_a_task_survive_conversion(classifier, tmp_path, capsys):
         load(tmp_path / "hf", settings={"size": 8})
     line = fails(capsys, "generate", "--checkpoint", str(tmp_path / "hf"), "--prompt", "a")
     assert "holds a SequenceClassifier, which does not write text" in line
+
+
+def test_a_model_without_a_head_has_no_metrics(reviews, tmp_path, capsys):
+    tokenizer = Tokenizer.train_wordpiece(["bright", "dull"], vocab_size=40)
+    config = BertConfig(vocab_size=tokenizer.vocab_size, max_length=8, dim=16, depth=1, heads=2)
+    save_pretrained(config.build(rngs=nnx.Rngs(0)), tmp_path / "bare", tokenizer=tokenizer)
+    line = fails(capsys, "evaluate", "--checkpoint", str(tmp_path / "bare"), "--data", str(reviews))
+    assert "holds a model without a head, which can only predict" in line
+    (tmp_path / "in.txt").write_text("bright\n")
+    assert len(predict(capsys, tmp_path / "bare", "--input", str(tmp_path / "in.txt"))[0]["embedding"]) == 16
 
 
 def test_several_seeds_are_averaged(reviews, tmp_path, capsys):

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -182,10 +182,12 @@ def train_command(arguments: list[str]) -> int:
 
 def evaluate_command(arguments: list[str]) -> int:
     command = _parse(Evaluate, arguments, "evaluate")
-    loaded = _load(command.checkpoint, command.which, settings=_settings(command.settings))
+    loaded = load(command.checkpoint, which=command.which, settings=_settings(command.settings))
     data = None
     if command.data is not None:
         changes: dict[str, Any] = {"source": command.data, "validation_source": command.data}
+        if loaded.task.data is None:
+            raise ValueError(f"{command.checkpoint} holds a model without a head, which can only predict (embeddings)")
         kind = loaded.task.data if loaded.experiment is None else loaded.experiment.data
         fields = {field.name for field in dataclasses.fields(kind)}
         for setting in command.columns:
@@ -211,7 +213,7 @@ def predict_command(arguments: list[str]) -> int:
     command = _parse(Predict, arguments, "predict")
     if command.batch_size < 1:
         raise ValueError(f"--batch-size {command.batch_size} must be at least 1")
-    loaded = _load(command.checkpoint, command.which, command.dtype, _settings(command.settings))
+    loaded = load(command.checkpoint, which=command.which, dtype=command.dtype, settings=_settings(command.settings))
     inputs = read_inputs(loaded, command.input, skip_bad=command.skip_bad)
     if command.output != "-" and not Path(command.output).absolute().parent.is_dir():
         raise FileNotFoundError(f"there is no directory {Path(command.output).absolute().parent} to write to")
@@ -246,7 +248,7 @@ def generate_command(arguments: list[str]) -> int:
         no_repeat_ngram_size=command.no_repeat_ngram_size,
         min_new_tokens=command.min_new_tokens,
     )
-    loaded = _load(command.checkpoint, command.which, command.dtype)
+    loaded = load(command.checkpoint, which=command.which, dtype=command.dtype)
     if not isinstance(loaded.model, LanguageModel):
         raise ValueError(
             f"{command.checkpoint} holds a {type(loaded.model).__name__}, which does not write text; "
@@ -297,7 +299,7 @@ def convert_command(arguments: list[str]) -> int:
     command = _parse(Convert, arguments, "convert")
     if (Path(command.output) / "experiment.json").exists():
         raise ValueError(f"{command.output} is the working directory of a run; write to another one")
-    loaded = _load(command.checkpoint, command.which)
+    loaded = load(command.checkpoint, which=command.which)
     loaded.save_pretrained(command.output)
     print(f"wrote {command.output}")
     return 0
@@ -339,10 +341,6 @@ def _main(arguments: list[str]) -> int:
         return 1 if isinstance(error, TrainingDivergedError) else 2
     except KeyboardInterrupt:
         return 130
-
-
-def _load(checkpoint: str, which: Which, dtype: str | None = None, settings: Mapping[str, Any] | None = None) -> Loaded:
-    return load(checkpoint, which=which, dtype=dtype, settings=settings)
 
 
 def _settings(arguments: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers_jax.data.files import kind_of, read_lines
+from transformers_jax.data.files import decode_lines, kind_of, read_lines
 from transformers_jax.data.tables import read_rows
 from transformers_jax.experiment import Loaded, check_unicode
 
@@ -53,9 +53,13 @@ def _find_inputs(name: str, columns: Sequence[str], bad: Callable[[str], None]) 
             cells = zip((*columns, *optional), row.values, strict=True)
             yield row.where, {column: cell for column, cell in cells if cell is not None}
         return
-    source = "standard input" if name == "-" else name
-    for number, line in _read_stream(sys.stdin, source, bad) if name == "-" else read_lines(path, bad):
-        where, line = f"{source}, line {number}", line.rstrip("\r\n")
+    if name == "-":  # UTF-8, whatever the locale says
+        path = Path("standard input")
+        lines = decode_lines(path, sys.stdin.buffer, bad)
+    else:
+        lines = read_lines(path, bad)
+    for number, line in lines:
+        where, line = f"{path}, line {number}", line.rstrip("\r\n")
         if not line.strip():
             bad(f"{where} is empty")
         elif kind_of(path) in (".jsonl", ".ndjson") or line.lstrip().startswith("{"):
@@ -65,16 +69,3 @@ def _find_inputs(name: str, columns: Sequence[str], bad: Callable[[str], None]) 
                 bad(f"{where}: {error}")
         else:
             yield where, line
-
-
-def _read_stream(stream: Any, source: str, bad: Callable[[str], None]) -> Iterator[tuple[int, str]]:
-    """Numbers and texts of the lines of standard input, which are UTF-8 whatever the locale says."""
-    lines = getattr(stream, "buffer", None)
-    if lines is None:  # not a real stream
-        yield from enumerate(stream.read().removesuffix("\n").split("\n"), 1)
-        return
-    for number, line in enumerate(lines, 1):
-        try:
-            yield number, line.decode()
-        except UnicodeDecodeError:
-            bad(f"{source}, line {number} is not valid UTF-8")

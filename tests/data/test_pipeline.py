@@ -228,7 +228,7 @@ def test_ragged_epochs_have_every_example_once():
 def test_ragged_rows_of_a_batch_have_similar_lengths():
     batches = take(training_batches(ragged(), batch_size=8, seed=0), 64)
     filled = sum(batch["attention_mask"].size for batch in batches) / sum(b["attention_mask"].sum() for b in batches)
-    assert filled < 1.35  # 1.7 when rows meet at random
+    assert filled < 1.35  # 2.0 when rows meet at random
 
 
 @pytest.mark.parametrize("step", [1, 15, 16, 40])

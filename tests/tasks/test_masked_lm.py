@@ -229,6 +229,12 @@ def test_a_run_learns_is_loaded_and_fills_in(data, tmp_path, next_sentence):
     assert prediction["text"] == text
 
 
+@pytest.mark.parametrize("text", ["no mask here", "[MASK] " + "plus " * 40])
+def test_a_sample_that_cannot_be_filled_in_is_refused_before_training(data, text):
+    with pytest.raises(ValueError, match=r"task.sample_text: input 0 has (no \[MASK\]|41 tokens)"):
+        made(data, sample_text=text)
+
+
 # Predictions
 
 

@@ -227,6 +227,14 @@ def test_every_question_counts_once_on_any_number_of_devices(tmp_path, devices):
     assert math.isfinite(found["loss"])
 
 
+def test_padding_does_not_change_the_loss(tmp_path):
+    """Windows of 8 to 30 tokens, alone or filled up to their neighbours' length."""
+    rows = [question(i, "when", "the " * (2 + 4 * i) + "red in 1995", "red") for i in range(6)]
+    task = SpanExtraction(length=32, overlap=3)
+    losses = [scores(task, rows, tmp_path, batch_size=size)["loss"] for size in (1, 2, 6)]
+    assert losses[1:] == pytest.approx([losses[0]] * 2, rel=1e-6)
+
+
 def test_unanswerable_questions(tmp_path):
     rows = [
         question(0, "when", "the red cafe", "red"),

@@ -4,7 +4,7 @@ import glob
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -80,8 +80,13 @@ def not_utf8(path: Path, offset: int, byte: int, line: int | None = None) -> str
 def read_lines(path: Path, bad: Callable[[str], None]) -> Iterator[tuple[int, str]]:
     """Numbers (from 1) and texts, with their ends, of the lines of a file, split at newline bytes only, as JSON and CSV
     need. A line that is not UTF-8 is left out once `bad` has accepted the message. A byte order mark is dropped."""
+    return decode_lines(path, read_bytes(path, iter), bad)
+
+
+def decode_lines(path: Path, lines: Iterable[bytes], bad: Callable[[str], None]) -> Iterator[tuple[int, str]]:
+    """`read_lines` of lines that come from elsewhere; errors call it `path`."""
     offset = 0
-    for number, line in enumerate(read_bytes(path, iter), 1):
+    for number, line in enumerate(lines, 1):
         try:
             text = line.decode()
         except UnicodeDecodeError as error:

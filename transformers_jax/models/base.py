@@ -1,6 +1,6 @@
 """What the configurations of all families share."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
@@ -15,25 +15,27 @@ DTYPES = ("float32", "bfloat16", "float16")
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Base of the model configurations: experiments annotate their `model` field with it.
 
     A subclass adds its fields and defines `build` and `flops_per_token`.
     """
 
-    dtype: str = field(default="float32", kw_only=True)
+    dtype: str = "float32"
     """Type of the computation: float32 or bfloat16."""
-    param_dtype: str = field(default="float32", kw_only=True)
+    param_dtype: str = "float32"
     """Type in which parameters are stored."""
 
-    labels: tuple[str, ...] = field(default=(), kw_only=True)
+    labels: tuple[str, ...] = ()
     """Names of what a classifier tells apart, in the order of its logits; a training run takes them from its data."""
-    problem_type: ProblemType | None = field(default=None, kw_only=True)
+    problem_type: ProblemType | None = None
     """What a sequence classifier's logits mean, in transformers' words; a training run takes it from its task."""
-    classifier_dropout: float | None = field(default=None, kw_only=True)
+    classifier_dropout: float | None = None
     """Dropout before a classifier's output layer. None: that of the model."""
 
+    classifier_bias: ClassVar[bool] = True
+    """Whether a sequence classifier's output layer has a bias."""
     RUN_FIELDS: ClassVar[tuple[str, ...]] = ("dtype", "param_dtype", "classifier_dropout")
     """Fields that a training chooses anew when it starts from a checkpoint; the others are the checkpoint's."""
 
@@ -87,34 +89,34 @@ class ModelConfig:
             self.check_rates("classifier_dropout")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TransformerConfig(ModelConfig):
     """What all configurations with a stack of Transformer layers share. An impossible combination is a ValueError when
     it is built."""
 
-    dim: int = field(default=768, kw_only=True)
+    dim: int = 768
     """Width of the hidden states."""
-    depth: int = field(default=12, kw_only=True)
+    depth: int = 12
     """Number of layers."""
-    heads: int = field(default=12, kw_only=True)
+    heads: int = 12
     """Attention heads; they divide `dim`."""
-    mlp_dim: int | None = field(default=None, kw_only=True)
+    mlp_dim: int | None = None
     """Width inside the MLP. None is 4 * dim."""
-    activation: str = field(default="gelu", kw_only=True)
+    activation: str = "gelu"
     """Activation of the MLP: gelu (exact), gelu_tanh (GPT-2's), gelu_quick, relu, silu or tanh."""
-    norm_epsilon: float = field(default=1e-5, kw_only=True)
+    norm_epsilon: float = 1e-5
     """Added to the variance in layer norms."""
-    dropout: float = field(default=0.1, kw_only=True)
+    dropout: float = 0.1
     """Dropout after attention and MLP."""
-    attention_dropout: float = field(default=0.1, kw_only=True)
+    attention_dropout: float = 0.1
     """Dropout on the attention weights."""
-    init_std: float = field(default=0.02, kw_only=True)
+    init_std: float = 0.02
     """Standard deviation of the initial weights."""
-    remat: str | None = field(default=None, kw_only=True)
+    remat: str | None = None
     """Recompute layers in the backward pass to save memory: full, dots, dots_no_batch, or None."""
-    unroll: int = field(default=1, kw_only=True)
+    unroll: int = 1
     """Layers laid out per scan step; the depth of a small model makes it faster on CPU, and slower to compile."""
-    attention: Implementation | None = field(default=None, kw_only=True)
+    attention: Implementation | None = None
     """Force one way of computing attention: plain, xla or cudnn. None chooses by backend."""
 
     RUN_FIELDS: ClassVar[tuple[str, ...]] = (
@@ -154,21 +156,21 @@ class TransformerConfig(ModelConfig):
         return 6.0 * weights + 12.0 * self.depth * self.dim * length
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TextConfig(TransformerConfig):
     """What the configurations of text models share."""
 
-    vocab_size: int | None = field(default=None, kw_only=True)
+    vocab_size: int | None = None
     """Number of tokens. None takes the tokenizer's when a training run starts."""
-    max_length: int = field(default=512, kw_only=True)
+    max_length: int = 512
     """Longest sequence in tokens, special ones and generated ones included."""
-    tie_embeddings: bool = field(default=True, kw_only=True)
+    tie_embeddings: bool = True
     """Read tokens out through the token embedding."""
-    bos_id: int | None = field(default=None, kw_only=True)
+    bos_id: int | None = None
     """Token that starts a text, if there is one; carried in the checkpoint."""
-    eos_id: int | tuple[int, ...] | None = field(default=None, kw_only=True)
+    eos_id: int | tuple[int, ...] | None = None
     """Token, or tokens, that end a text; carried in the checkpoint for generation."""
-    pad_id: int | None = field(default=None, kw_only=True)
+    pad_id: int | None = None
     """Token that fills up short rows; the attention mask decides what is padding, not this id."""
 
     def __post_init__(self):

@@ -44,6 +44,7 @@ class GPTConfig(TextConfig):
     """Dropout on the embeddings."""
 
     pooling: ClassVar[Pooling] = "last"
+    classifier_bias: ClassVar[bool] = False
     RUN_FIELDS: ClassVar[tuple[str, ...]] = (*TextConfig.RUN_FIELDS, "embedding_dropout")
 
     def __post_init__(self):

@@ -14,7 +14,18 @@ from transformers_jax.nn import ACTIVATIONS, LayerNorm, Linear, dropout, normal_
 from transformers_jax.nn.dropout import PRNGKey
 
 
-class LanguageModel(nnx.Module):
+class Head(nnx.Module):
+    """A backbone with something on top; `config` is the backbone's."""
+
+    def __init__(self, backbone: Any):
+        self.backbone = backbone
+
+    @property
+    def config(self) -> Any:
+        return self.backbone.config
+
+
+class LanguageModel(Head):
     """Next-token logits on top of a decoder.
 
     `backbone` returns `hidden` and has `config`, `embedding` and `init_cache`. With `config.tie_embeddings` the logits
@@ -22,15 +33,11 @@ class LanguageModel(nnx.Module):
     """
 
     def __init__(self, backbone: Any, *, rngs: nnx.Rngs):
-        self.backbone = backbone
+        super().__init__(backbone)
         config = backbone.config
         self.head = nnx.data(None)
         if not config.tie_embeddings:
             self.head = _linear(config, config.vocab_size, use_bias=False, rngs=rngs)
-
-    @property
-    def config(self) -> Any:
-        return self.backbone.config
 
     def __call__(
         self,
@@ -66,7 +73,7 @@ class LanguageModel(nnx.Module):
         return self.backbone.init_cache(batch, length)
 
 
-class MaskedLanguageModel(nnx.Module):
+class MaskedLanguageModel(Head):
     """Logits of every token at every place, on top of an encoder (Devlin et al. 2019, section 3.1, task 1).
 
     `backbone` returns `hidden`, and has `config` and `embedding`. The hidden states pass a dense layer, the activation
@@ -75,7 +82,7 @@ class MaskedLanguageModel(nnx.Module):
     """
 
     def __init__(self, backbone: Any, *, rngs: nnx.Rngs):
-        self.backbone = backbone
+        super().__init__(backbone)
         config = backbone.config
         self.dense = _linear(config, config.dim, rngs=rngs)
         self.norm = LayerNorm(config.dim, epsilon=config.norm_epsilon, **config.types, rngs=rngs)
@@ -88,10 +95,6 @@ class MaskedLanguageModel(nnx.Module):
             if not config.pooler:
                 raise ValueError("next_sentence=True reads the pooler; set pooler=True")
             self.next_sentence = _linear(config, 2, rngs=rngs)
-
-    @property
-    def config(self) -> Any:
-        return self.backbone.config
 
     def __call__(
         self,
@@ -133,7 +136,7 @@ class MaskedLanguageModel(nnx.Module):
         return logits + self.bias[...].astype(jnp.float32)
 
 
-class SequenceClassifier(nnx.Module):
+class SequenceClassifier(Head):
     """One row of logits for a whole sequence, on top of any backbone: a logit for each of `config.labels`.
 
     It reads `pooled` where the backbone gives it, otherwise the hidden state that `config.pooling` names (the first
@@ -141,16 +144,12 @@ class SequenceClassifier(nnx.Module):
     """
 
     def __init__(self, backbone: Any, *, rngs: nnx.Rngs):
-        self.backbone = backbone
+        super().__init__(backbone)
         config = backbone.config
         self.dense = nnx.data(None)
         if getattr(config, "classifier_activation", None) is not None:
             self.dense = _linear(config, config.dim, rngs=rngs)
-        self.head = _linear(config, _count(config), use_bias=config.pooling != "last", rngs=rngs)
-
-    @property
-    def config(self) -> Any:
-        return self.backbone.config
+        self.head = _linear(config, _count(config), use_bias=config.classifier_bias, rngs=rngs)
 
     def __call__(
         self,
@@ -175,16 +174,12 @@ class SequenceClassifier(nnx.Module):
         return dataclasses.replace(output, pooled=pooled, logits=logits)
 
 
-class TokenClassifier(nnx.Module):
+class TokenClassifier(Head):
     """Logits for each of `config.labels` at every token, on top of any backbone."""
 
     def __init__(self, backbone: Any, *, rngs: nnx.Rngs):
-        self.backbone = backbone
+        super().__init__(backbone)
         self.head = _linear(backbone.config, _count(backbone.config), rngs=rngs)
-
-    @property
-    def config(self) -> Any:
-        return self.backbone.config
 
     def __call__(
         self,
@@ -201,16 +196,12 @@ class TokenClassifier(nnx.Module):
         return dataclasses.replace(output, logits=logits)
 
 
-class SpanPredictor(nnx.Module):
+class SpanPredictor(Head):
     """Two logits at every token, for being the first and the last of an answer (Devlin et al. 2019, section 4.2)."""
 
     def __init__(self, backbone: Any, *, rngs: nnx.Rngs):
-        self.backbone = backbone
+        super().__init__(backbone)
         self.head = _linear(backbone.config, 2, rngs=rngs)
-
-    @property
-    def config(self) -> Any:
-        return self.backbone.config
 
     def __call__(
         self,

@@ -58,8 +58,8 @@ class Task:
 
     head: ClassVar[type[nnx.Module] | None]
     """The head of the models of this task; None: the bare model."""
-    data: ClassVar[type[Data]]
-    """The kind of data it reads."""
+    data: ClassVar[type[Data] | None]
+    """The kind of data it reads; None: it only predicts."""
 
     @property
     def metric(self) -> str:
@@ -145,6 +145,11 @@ def make_tokenizer(data: LabelledData, texts: Iterable[str]) -> Tokenizer:
     if data.tokenizer == "wordpiece":
         return Tokenizer.train_wordpiece(texts, vocab_size=data.vocab_size, lowercase=data.lowercase)
     return Tokenizer.load(data.tokenizer)
+
+
+def tokenizer_fact(data: LabelledData, tokenizer: Tokenizer, *, given: bool) -> str:
+    """The tokenizer in a line: `given` is that of a checkpoint, not the one that the data names."""
+    return f"{tokenizer.vocab_size:,} tokens, " + ("of the checkpoint" if given else data.tokenizer)
 
 
 def fingerprint(content: Any) -> str:

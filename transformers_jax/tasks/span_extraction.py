@@ -31,6 +31,7 @@ from transformers_jax.tasks.base import (
     model_inputs,
     ragged,
     text_length,
+    tokenizer_fact,
     usable,
     with_tokenizer,
 )
@@ -132,8 +133,7 @@ class SpanExtraction(Task):
             + (f" in {len(windows):,} windows" if training else "")
             + f", {len(held_out):,} held out in {len(held_out_windows):,}, of {length} tokens at most "
             f"({np.mean(sizes):.0f} on average) that overlap by {overlap}",
-            "tokenizer": f"{tokenizer.vocab_size:,} tokens, "
-            + (data.tokenizer if processor is None else "of the checkpoint"),
+            "tokenizer": tokenizer_fact(data, tokenizer, given=processor is not None),
         }
         return Examples(
             train=ragged(examples, tokenizer, length) if training else None,

@@ -21,6 +21,7 @@ from transformers_jax.tasks.base import (
     model_inputs,
     ragged,
     text_length,
+    tokenizer_fact,
     usable,
     with_tokenizer,
 )
@@ -102,8 +103,7 @@ class TextClassification(Task):
         facts |= {
             "texts": f"{data.source}: {len(train):,} to train on, {len(held_out):,} held out, {np.mean(sizes):.0f} "
             f"tokens on average, {sum(size == length for size in sizes):,} of them at the limit of {length}",
-            "tokenizer": f"{tokenizer.vocab_size:,} tokens, "
-            + (data.tokenizer if processor is None else "of the checkpoint"),
+            "tokenizer": tokenizer_fact(data, tokenizer, given=processor is not None),
         }
         return Examples(
             train=ragged(encoded, tokenizer, length) if training else None,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from transformers_jax.data import Data, encode_texts
+from transformers_jax.data import encode_texts
 from transformers_jax.nn import Pooling, pool
 from transformers_jax.tasks.base import Features, Row, Task, model_inputs, ragged, text_length
 
@@ -24,7 +24,7 @@ class TextEmbedding(Task):
     """Longest text in tokens, special ones included; what is longer is cut. None: the longest the model takes."""
 
     head: ClassVar = None
-    data: ClassVar = Data
+    data: ClassVar = None
 
     def prepare(self, data: Any, config: Any, processor: Any = None, *, seed: int = 0, training: bool = True) -> Any:
         raise ValueError("a model without a head can only be asked for embeddings; choose a task with one")

@@ -25,6 +25,7 @@ from transformers_jax.tasks.base import (
     model_inputs,
     ragged,
     text_length,
+    tokenizer_fact,
     usable,
     with_tokenizer,
 )
@@ -113,8 +114,7 @@ class TokenClassification(Task):
             "sentences": f"{data.source}: {len(train):,} to train on, {len(held_out):,} held out, {np.mean(sizes):.0f} "
             f"tokens on average, {cut:,} + {held_out_cut:,} words beyond the limit of {length}",
             "scores": self.scoring_rule(),
-            "tokenizer": f"{tokenizer.vocab_size:,} tokens, "
-            + (data.tokenizer if processor is None else "of the checkpoint"),
+            "tokenizer": tokenizer_fact(data, tokenizer, given=processor is not None),
         }
         return Examples(
             train=ragged(examples[0], tokenizer, length, token_labels=True) if training else None,
