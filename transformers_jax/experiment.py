@@ -242,6 +242,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
         logger=logger,
         meta={"description": description},
         items_per_step=training.batch_size * examples.items_per_example,
+        item=examples.item,
     )
     checkpointer.close()
     logger.close()
@@ -502,14 +503,15 @@ def _summary(
     experiment: Experiment, examples: Examples, mesh: Mesh, model: Any, start: int, workdir: Path
 ) -> dict[str, str]:
     training, config = experiment.training, experiment.model
-    tokens = training.batch_size * examples.items_per_example
+    items = training.batch_size * examples.items_per_example
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items() if size > 1)
-    flops = config.flops_per_token(examples.items_per_example) * tokens
+    flops = config.flops_per_example(examples.items_per_example) * training.batch_size
     return {
         "run": f"{workdir}, " + (f"continues from step {start}" if start else "from the beginning"),
         "model": f"{type(config).__name__}, {count_parameters(model):,} parameters",
         **examples.facts,
-        "steps": f"{training.steps:,} of {training.batch_size} examples, {tokens:,} tokens",
+        "steps": f"{training.steps:,} of {training.batch_size} examples"
+        + (f", {items:,} {examples.item}" if examples.items_per_example > 1 else ""),
         "devices": f"{mesh.size} x {mesh.devices.flat[0].device_kind}" + (f" ({axes})" if axes else ""),
         "precision": f"computes in {config.dtype}, keeps parameters in {config.param_dtype}",
         "FLOPs per step": f"{flops:.3g}",

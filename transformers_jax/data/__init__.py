@@ -15,7 +15,7 @@ from transformers_jax.data.encoding import (
     split_words,
     token_span,
 )
-from transformers_jax.data.labelled import LabelledData
+from transformers_jax.data.labelled import LabelledData, LabelledTextData
 from transformers_jax.data.masking import Masking, SentencePairs, masked_tokens, text_blocks
 from transformers_jax.data.pipeline import (
     IGNORED_LABEL,
@@ -39,6 +39,7 @@ __all__ = [
     "EntityData",
     "LabelledData",
     "LabelledText",
+    "LabelledTextData",
     "Masking",
     "Pieces",
     "Question",

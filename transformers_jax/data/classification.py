@@ -4,12 +4,12 @@ import dataclasses
 import math
 from typing import Any
 
-from transformers_jax.data.labelled import BadExamples, LabelledData, Part, read_part
+from transformers_jax.data.labelled import BadExamples, LabelledTextData, Part, read_part
 from transformers_jax.data.tables import Row, read_rows
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassificationData(LabelledData):
+class ClassificationData(LabelledTextData):
     """Texts with a label each, in .csv, .tsv, .jsonl, .json or .parquet files or a TFDS set."""
 
     # The comments are the help texts of the command line.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transformers_jax.data.files import ROWS, find_files, kind_of, read_lines, split_specification
-from transformers_jax.data.labelled import BadExamples, LabelledData, Part, read_part, warn_once
+from transformers_jax.data.labelled import BadExamples, LabelledTextData, Part, read_part, warn_once
 from transformers_jax.data.tables import Columns, Row, TfdsSet, file_rows, is_number
 
 Scheme = Literal["iob1", "iob2", "iobes"]
@@ -21,7 +21,7 @@ TAG_COLUMNS = ("tags", "ner_tags", "ner")
 
 
 @dataclasses.dataclass(frozen=True)
-class EntityData(LabelledData):
+class EntityData(LabelledTextData):
     """Sentences of words with entity tags: CoNLL column files, or tables (.jsonl, .json, .parquet, TFDS) with a list of
     words and a list of tags in each row."""
 

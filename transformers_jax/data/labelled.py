@@ -19,7 +19,7 @@ HELD_OUT_SEED = 0
 
 @dataclasses.dataclass(frozen=True)
 class LabelledData(Data):
-    """Labelled examples, and the tokenizer of their text."""
+    """Labelled examples, and which of them are held out."""
 
     # The comments are the help texts of the command line.
 
@@ -36,6 +36,21 @@ class LabelledData(Data):
     # Leave out examples that are broken, and say how many. Otherwise the first one ends the run.
     skip_bad: bool = False
 
+    def __post_init__(self):
+        if not self.source.strip():
+            raise ValueError("source is empty; name a file, a glob, a directory or tfds:NAME")
+        if self.validation_source is not None and not self.validation_source.strip():
+            raise ValueError("validation_source is empty; name a file, or leave it unset")
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction is {self.validation_fraction}; it must be above 0 and below 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledTextData(LabelledData):
+    """Labelled texts, and their tokenizer."""
+
+    # The comments are the help texts of the command line.
+
     # 'wordpiece' (trained on the text to train on), or the path of an existing tokenizer: a tokenizer.json or
     # vocab.txt, or a directory with one.
     tokenizer: str = "wordpiece"
@@ -47,12 +62,7 @@ class LabelledData(Data):
     lowercase: bool = True
 
     def __post_init__(self):
-        if not self.source.strip():
-            raise ValueError("source is empty; name a file, a glob, a directory or tfds:NAME")
-        if self.validation_source is not None and not self.validation_source.strip():
-            raise ValueError("validation_source is empty; name a file, or leave it unset")
-        if not 0 < self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction is {self.validation_fraction}; it must be above 0 and below 1")
+        super().__post_init__()
         if not self.tokenizer.strip():
             raise ValueError("tokenizer is empty; use wordpiece or the path of one")
         if self.tokenizer == "wordpiece" and self.vocab_size < 16:

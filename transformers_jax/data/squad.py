@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers_jax.data.files import find_files, kind_of, read_lines, split_specification
-from transformers_jax.data.labelled import BadExamples, LabelledData, Part, read_part
+from transformers_jax.data.labelled import BadExamples, LabelledTextData, Part, read_part
 from transformers_jax.data.tables import Row, TfdsSet, file_rows, load_json
 
 KINDS = (".json", ".jsonl", ".ndjson", ".parquet")
@@ -17,7 +17,7 @@ OPTIONAL = ("title", "is_impossible")
 
 
 @dataclasses.dataclass(frozen=True)
-class SpanData(LabelledData):
+class SpanData(LabelledTextData):
     """Questions with answers in a text: SQuAD's .json (1.1 or 2.0), tables (.jsonl, .json, .parquet) with the columns
     id, question, context and answers (of lists text and answer_start), or a TFDS set like tfds:squad."""
 

@@ -1,9 +1,10 @@
 """Model families, each composed of the blocks in `transformers_jax.nn`."""
 
-from transformers_jax.models.base import ModelConfig, ProblemType
+from transformers_jax.models.base import ImageConfig, ModelConfig, ProblemType
 from transformers_jax.models.bert import Bert, BertConfig
 from transformers_jax.models.gpt import GPT, GPTConfig
 from transformers_jax.models.heads import (
+    ImageClassifier,
     LanguageModel,
     MaskedLanguageModel,
     SequenceClassifier,
@@ -11,6 +12,7 @@ from transformers_jax.models.heads import (
     TokenClassifier,
 )
 from transformers_jax.models.output import Cache, ModelOutput
+from transformers_jax.models.vit import ViT, ViTConfig
 
 __all__ = [
     "GPT",
@@ -18,6 +20,8 @@ __all__ = [
     "BertConfig",
     "Cache",
     "GPTConfig",
+    "ImageClassifier",
+    "ImageConfig",
     "LanguageModel",
     "MaskedLanguageModel",
     "ModelConfig",
@@ -26,4 +30,6 @@ __all__ = [
     "SequenceClassifier",
     "SpanPredictor",
     "TokenClassifier",
+    "ViT",
+    "ViTConfig",
 ]

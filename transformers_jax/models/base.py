@@ -1,5 +1,6 @@
 """What the configurations of all families share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from transformers_jax.nn import TransformerLayer, normal_init
 from transformers_jax.nn.attention import Implementation, check_implementation
 from transformers_jax.nn.mlp import check_activation
+from transformers_jax.nn.patch import grid_size
 from transformers_jax.nn.stack import check_remat
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -46,6 +48,15 @@ class ModelConfig:
     def flops_per_token(self, length: int) -> float:
         """Floating-point operations of a forward and backward pass for one token in a sequence of `length`."""
         raise NotImplementedError(f"{type(self).__name__} does not define flops_per_token()")
+
+    def flops_per_example(self, items: int) -> float:
+        """Those of an example of `items` tokens."""
+        return self.flops_per_token(items) * items
+
+    def carry_over(self, parameters: Mapping[str, Any], old: Any) -> dict[str, Any]:
+        """Parameters by name of a backbone of the configuration `old`, made to fit this one where it is of another
+        size, such as positions of smaller images."""
+        return dict(parameters)
 
     def for_head(self, head: type | None) -> Any:
         """This configuration as a model under `head` (a class of `models.heads`, None for the bare model) needs it."""
@@ -182,3 +193,59 @@ class TextConfig(TransformerConfig):
         if self.vocab_size is None:
             raise ValueError("vocab_size is None; give a number (a training run takes its tokenizer's)")
         return self.vocab_size
+
+
+Size = int | tuple[int, int]
+"""Of an image or a patch in pixels: (height, width), or one number for both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig(TransformerConfig):
+    """What the configurations of image models share."""
+
+    image_size: Size = 224
+    """Size of the images that the model is trained on, in pixels: height and width, or one number for both."""
+    patch_size: Size = 16
+    """Size of the patches that are the first tokens, in pixels."""
+    channels: int = 3
+    """Colour channels: 3, or 1 for grey images."""
+    image_mean: tuple[float, ...] = (0.5,)
+    """Subtracted from pixels between 0 and 1: one number for each channel, or for all; the processor's."""
+    image_std: tuple[float, ...] = (0.5,)
+    """They are then divided by it."""
+    stochastic_depth: float = 0.0
+    """How often the last layer is skipped in training, for each image; earlier ones in proportion to their depth."""
+    dropout: float = 0.0
+    """Dropout after attention and MLP."""
+    attention_dropout: float = 0.0
+    """Dropout on the attention weights."""
+
+    RUN_FIELDS: ClassVar[tuple[str, ...]] = (*TransformerConfig.RUN_FIELDS, "stochastic_depth")
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("image_size", "patch_size"):
+            size = getattr(self, name)
+            if not all(isinstance(x, int) and x >= 1 for x in as_size(size)) or len(as_size(size)) != 2:
+                raise ValueError(f"{name}={size} must be a whole number of pixels, or two (height, width)")
+        self.check_positive("channels")
+        self.check_rates("stochastic_depth")
+        for name in ("image_mean", "image_std"):
+            if len(getattr(self, name)) not in (1, self.channels):
+                raise ValueError(f"{name}={getattr(self, name)} needs 1 or channels={self.channels} numbers")
+        if not all(std > 0 for std in self.image_std):
+            raise ValueError(f"image_std={self.image_std} must be above 0")
+        try:
+            _ = self.grid
+        except ValueError as error:
+            raise ValueError(f"image_size={self.image_size}, patch_size={self.patch_size}: {error}") from None
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches in an image of `image_size`."""
+        return grid_size(as_size(self.image_size), as_size(self.patch_size))
+
+
+def as_size(size: Size) -> tuple[int, int]:
+    """(height, width)."""
+    return (size, size) if isinstance(size, int) else size

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Initializer
 from jaxtyping import Array, Float, Int
 
 from transformers_jax.models.output import Cache, ModelOutput
@@ -217,8 +218,45 @@ class SpanPredictor(Head):
         return dataclasses.replace(output, logits=self.head(output.hidden).astype(jnp.float32))
 
 
-def _linear(config: Any, size: int, *, use_bias: bool = True, rngs: nnx.Rngs) -> Linear:
-    kernel_init = normal_init(config.init_std)
+class ImageClassifier(Head):
+    """A logit for each of `config.labels`, on top of any backbone that takes pixels and gives `pooled`.
+
+    The output layer starts with zeros, as Google's ViT does it: a new head on trained features then begins with equal
+    odds. With `config.distillation_head` a second one reads the distillation token, which follows the class token, and
+    the logits are the mean of both (Touvron et al. 2021, DeiT).
+    """
+
+    def __init__(self, backbone: Any, *, rngs: nnx.Rngs):
+        super().__init__(backbone)
+        config = backbone.config
+        zeros = nnx.initializers.zeros
+        self.head = _linear(config, _count(config), kernel_init=zeros, rngs=rngs)
+        self.distillation_head = nnx.data(None)
+        if getattr(config, "distillation_head", False):
+            self.distillation_head = _linear(config, _count(config), kernel_init=zeros, rngs=rngs)
+
+    def __call__(
+        self,
+        pixels: Float[Array, "batch height width channels"],
+        *,
+        key: PRNGKey | None = None,
+        capture: Collection[str] = (),
+    ) -> ModelOutput:
+        """Logits (batch, labels) in float32 of normalised `pixels`; the other arguments are the backbone's."""
+        keys = split_key(key, 3)
+        output = self.backbone(pixels, key=keys[0], capture=capture)
+        assert output.pooled is not None  # what a backbone under this head gives
+        logits = self.head(_dropout(self.config, output.pooled, keys[1])).astype(jnp.float32)
+        if self.distillation_head is not None:
+            distilled = _dropout(self.config, output.hidden[:, 1], keys[2])
+            logits = (logits + self.distillation_head(distilled).astype(jnp.float32)) / 2
+        return dataclasses.replace(output, logits=logits)
+
+
+def _linear(
+    config: Any, size: int, *, use_bias: bool = True, kernel_init: Initializer | None = None, rngs: nnx.Rngs
+) -> Linear:
+    kernel_init = normal_init(config.init_std) if kernel_init is None else kernel_init
     return Linear(config.dim, size, use_bias=use_bias, kernel_init=kernel_init, **config.types, rngs=rngs)
 
 

@@ -47,10 +47,11 @@ class Cache:
 class ModelOutput:
     """What a model gives back; None where the model, or the call, does not have it.
 
-    `hidden` (batch, length, dim) after the last norm; `pooled` (batch, dim); `logits` float32: (batch, length, vocab)
-    of language models, (batch, labels) and (batch, length, labels) of classifiers, (batch, length, 2) of span
-    predictors; `next_sentence_logits` (batch, 2) float32; `cache`; and when named in `capture`: `hidden_states` (depth,
-    batch, length, dim), the input of every layer, and `attention_weights` (depth, batch, heads, length, slots).
+    `hidden` (batch, length, dim) after the last norm, where the tokens of an image are those in front and its patches;
+    `pooled` (batch, dim); `logits` float32: (batch, length, vocab) of language models, (batch, labels) and (batch,
+    length, labels) of classifiers, (batch, length, 2) of span predictors; `next_sentence_logits` (batch, 2) float32;
+    `cache`; and when named in `capture`: `hidden_states` (depth, batch, length, dim), the input of every layer, and
+    `attention_weights` (depth, batch, heads, length, slots).
     """
 
     hidden: Array

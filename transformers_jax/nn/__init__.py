@@ -8,14 +8,22 @@ from transformers_jax.nn.attention import (
     attention_weights,
     choose_implementation,
 )
-from transformers_jax.nn.dropout import dropout, split_key
+from transformers_jax.nn.dropout import drop_path, dropout, split_key
 from transformers_jax.nn.embedding import TokenEmbedding
 from transformers_jax.nn.layer import LayerOutput, TransformerLayer
 from transformers_jax.nn.linear import LayerNorm, Linear, normal_init
 from transformers_jax.nn.mlp import ACTIVATIONS, MLP
+from transformers_jax.nn.patch import PatchEmbedding, to_patches
 from transformers_jax.nn.patterns import Causal, Full, Local, Pattern
-from transformers_jax.nn.pooling import Pooling, pool
-from transformers_jax.nn.positions import LearnedPositions, positions_from_mask, sinusoidal_positions
+from transformers_jax.nn.pooling import AttentionPooling, Pooling, pool
+from transformers_jax.nn.positions import (
+    LearnedPositions,
+    Resampling,
+    positions_from_mask,
+    resize_positions,
+    sinusoidal_grid,
+    sinusoidal_positions,
+)
 from transformers_jax.nn.pytree import pytree_dataclass
 from transformers_jax.nn.stack import REMAT_POLICIES, Stack, stacked_mask, unstack
 
@@ -24,6 +32,7 @@ __all__ = [
     "MLP",
     "REMAT_POLICIES",
     "AttentionOutput",
+    "AttentionPooling",
     "Causal",
     "Full",
     "KVCache",
@@ -33,21 +42,27 @@ __all__ = [
     "Linear",
     "Local",
     "MultiHeadAttention",
+    "PatchEmbedding",
     "Pattern",
     "Pooling",
+    "Resampling",
     "Stack",
     "TokenEmbedding",
     "TransformerLayer",
     "attend",
     "attention_weights",
     "choose_implementation",
+    "drop_path",
     "dropout",
     "normal_init",
     "pool",
     "positions_from_mask",
     "pytree_dataclass",
+    "resize_positions",
+    "sinusoidal_grid",
     "sinusoidal_positions",
     "split_key",
     "stacked_mask",
+    "to_patches",
     "unstack",
 ]

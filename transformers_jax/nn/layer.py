@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from transformers_jax.nn.attention import Implementation, Index, KVCache, MultiHeadAttention
-from transformers_jax.nn.dropout import PRNGKey, dropout, split_key
+from transformers_jax.nn.dropout import PRNGKey, drop_path, dropout, split_key
 from transformers_jax.nn.linear import LayerNorm, normal_init
 from transformers_jax.nn.mlp import MLP
 from transformers_jax.nn.patterns import Full, Pattern
@@ -94,14 +94,18 @@ class TransformerLayer(nnx.Module):
         context_mask: Bool[Array, "#batch #heads #length #k"] | None = None,
         cache: KVCache | None = None,
         cache_index: Index = 0,
+        drop_path_rate: float | Float[Array, ""] = 0.0,
         key: PRNGKey | None = None,
         capture: Collection[str] = (),
     ) -> LayerOutput:
         """Run the layer. `mask`, `bias`, `cache` and `cache_index` are those of `MultiHeadAttention`; `context` is what
-        cross-attention looks at; "attention_weights" in `capture` returns the weights of the self-attention."""
+        cross-attention looks at; `drop_path_rate` is how often an example skips a part of the layer in training (an
+        argument, since it differs from layer to layer); "attention_weights" in `capture` returns the weights of the
+        self-attention."""
         if (self.cross_attention is None) != (context is None):
             raise ValueError("a layer takes `context` if, and only if, it was built with cross_attention=True")
         keys = split_key(key, 6)
+        rate = drop_path_rate
         attended = self.attention(
             self._before(self.attention_norm, hidden),
             mask=mask,
@@ -111,19 +115,24 @@ class TransformerLayer(nnx.Module):
             key=keys[0],
             capture_weights="attention_weights" in capture,
         )
-        hidden = self._after(self.attention_norm, hidden, attended.hidden, keys[1])
+        hidden = self._after(self.attention_norm, hidden, attended.hidden, rate, keys[1])
         if self.cross_attention is not None and self.cross_attention_norm is not None:
             crossed = self.cross_attention(
                 self._before(self.cross_attention_norm, hidden), context=context, mask=context_mask, key=keys[2]
             )
-            hidden = self._after(self.cross_attention_norm, hidden, crossed.hidden, keys[3])
+            hidden = self._after(self.cross_attention_norm, hidden, crossed.hidden, rate, keys[3])
         transformed = self.mlp(self._before(self.mlp_norm, hidden), key=keys[4])
-        hidden = self._after(self.mlp_norm, hidden, transformed, keys[5])
+        hidden = self._after(self.mlp_norm, hidden, transformed, rate, keys[5])
         return LayerOutput(hidden, attended.cache, attended.weights)
 
     def _before(self, norm: LayerNorm, hidden: Array) -> Array:
         return norm(hidden) if self.norm == "pre" else hidden
 
-    def _after(self, norm: LayerNorm, hidden: Array, change: Array, key: PRNGKey | None) -> Array:
-        hidden = hidden + dropout(change, self.dropout, key)
+    def _after(self, norm: LayerNorm, hidden: Array, change: Array, rate: Any, key: PRNGKey | None) -> Array:
+        if isinstance(rate, float) and rate == 0.0:
+            change = dropout(change, self.dropout, key)
+        else:
+            keys = split_key(key, 2)
+            change = drop_path(dropout(change, self.dropout, keys[0]), rate, keys[1])
+        hidden = hidden + change
         return norm(hidden) if self.norm == "post" else hidden

@@ -1,9 +1,16 @@
 """From the hidden states of a sequence to one vector."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
+
+from transformers_jax.nn.attention import Implementation, MultiHeadAttention
+from transformers_jax.nn.linear import LayerNorm, normal_init
+from transformers_jax.nn.mlp import MLP
 
 Pooling = Literal["first", "last", "mean"]
 
@@ -37,3 +44,41 @@ def pool(
         return (total / jnp.maximum(jnp.sum(real, axis=1, keepdims=True), 1)).astype(hidden.dtype)
     index = jnp.argmax(real, axis=1) if how == "first" else real.shape[1] - 1 - jnp.argmax(real[:, ::-1], axis=1)
     return jnp.take_along_axis(hidden, index[:, None, None], axis=1)[:, 0]
+
+
+class AttentionPooling(nnx.Module):
+    """One vector for each row, by a learned query that looks at all of its tokens, and an MLP with a residual
+    connection (Zhai et al. 2022, "Scaling Vision Transformers"; SigLIP's pooling head)."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        mlp_dim: int,
+        *,
+        activation: str = "gelu",
+        norm_epsilon: float = 1e-6,
+        implementation: Implementation | None = None,
+        kernel_init: Initializer = normal_init(0.02),
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        types: dict[str, Any] = dict(dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.query = nnx.Param(kernel_init(rngs.params(), (dim,), param_dtype))
+        self.attention = MultiHeadAttention(
+            dim, heads, implementation=implementation, kernel_init=kernel_init, **types
+        )  # fmt: skip
+        self.norm = LayerNorm(dim, epsilon=norm_epsilon, **types)
+        self.mlp = MLP(dim, mlp_dim, activation=activation, kernel_init=kernel_init, **types)
+
+    def __call__(
+        self,
+        hidden: Float[Array, "batch length dim"],
+        *,
+        mask: Bool[Array, "#batch #heads #one #length"] | None = None,
+    ) -> Float[Array, "batch dim"]:
+        """The pooled vectors; `mask` is that of `MultiHeadAttention`."""
+        query = jnp.broadcast_to(self.query[...].astype(hidden.dtype), (hidden.shape[0], 1, hidden.shape[2]))
+        pooled = self.attention(query, context=hidden, mask=mask).hidden
+        return (pooled + self.mlp(self.norm(pooled)))[:, 0]

@@ -1,6 +1,9 @@
-"""Positions of tokens: counted from the attention mask, and their encodings."""
+"""Positions of tokens in a text and of patches in an image, and their encodings."""
+
+from typing import Literal, get_args
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from flax.typing import Initializer
 from jax.typing import DTypeLike
@@ -62,3 +65,88 @@ class LearnedPositions(nnx.Module):
         else:
             vectors = take_rows(table, positions)
         return vectors if self.dtype is None else vectors.astype(self.dtype)
+
+
+def sinusoidal_grid(height: int, width: int, dim: int, *, base: float = 10_000.0) -> Float[Array, "places dim"]:
+    """Sines and cosines of the columns, then of the rows, of a grid in reading order (Beyer et al. 2022, "Better plain
+    ViT baselines for ImageNet-1k"): four parts of dim / 4 wave lengths each, from 2 pi to `base` * 2 pi."""
+    if dim % 4 or dim < 8:
+        raise ValueError(f"sinusoidal positions on a grid need a dim that 4 divides, of at least 8, not {dim}")
+    frequencies = base ** -(np.arange(dim // 4) / (dim // 4 - 1))
+    rows, columns = np.mgrid[:height, :width].reshape(2, -1, 1) * frequencies
+    parts = (np.sin(columns), np.cos(columns), np.sin(rows), np.cos(rows))
+    return jnp.asarray(np.concatenate(parts, axis=-1), jnp.float32)
+
+
+Resampling = Literal["bicubic", "bicubic_antialias", "bilinear", "corners"]
+"""How a grid of vectors is resized: PyTorch's bicubic (Hugging Face's ViT and DeiT), the same with antialias (timm),
+PyTorch's bilinear, or linear between aligned corners (Google's own ViT)."""
+
+
+def check_resampling(name: str) -> str:
+    """`name`, or a ValueError that lists the ways there are."""
+    if name not in get_args(Resampling):
+        raise ValueError(f"unknown resampling {name!r}; there are {', '.join(get_args(Resampling))}")
+    return name
+
+
+def resize_positions(
+    table: Float[Array, "length dim"],
+    old: tuple[int, int],
+    new: tuple[int, int],
+    *,
+    prefix: int = 0,
+    how: Resampling = "bicubic",
+) -> Float[Array, "new_length dim"]:
+    """Position vectors of a grid of `old` (height, width) places, in reading order, for a grid of `new` ones.
+
+    The first `prefix` vectors belong to tokens that are not on the grid, such as a class token, and stay as they are.
+    The same size gives the table back. Each direction is resized by a matrix, computed while tracing.
+    """
+    check_resampling(how)
+    height, width = old
+    if table.shape[0] != prefix + height * width:
+        raise ValueError(
+            f"a table of {table.shape[0]} positions is not one of {prefix} + {height} x {width} = "
+            f"{prefix + height * width}"
+        )
+    if min(new) < 1:
+        raise ValueError(f"a grid of {new[0]} x {new[1]} has no place")
+    if old == new:
+        return table
+    grid = table[prefix:].astype(jnp.float32).reshape(height, width, -1)
+    rows, columns = (_resampling_matrix(*sizes, how) for sizes in zip(old, new, strict=True))
+    grid = jnp.einsum("ri,cj,ijd->rcd", rows, columns, grid, precision="highest").reshape(new[0] * new[1], -1)
+    return jnp.concatenate([table[:prefix], grid.astype(table.dtype)])
+
+
+def _resampling_matrix(old: int, new: int, how: Resampling) -> np.ndarray:
+    """(new, old) weights of one direction."""
+    scale = old / new
+    places = (np.arange(new) + 0.5) * scale - 0.5
+    stretch = 1.0
+    if how == "corners":
+        places = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
+    if how == "bicubic_antialias":
+        stretch = max(scale, 1.0)
+    reach = int(np.ceil(2 * stretch)) + 1
+    neighbours = np.floor(places)[:, None] + np.arange(-reach, reach + 1)
+    distance = np.abs(neighbours - places[:, None]) / stretch
+    if how.startswith("bicubic"):
+        weights = _cubic(distance, -0.5 if how == "bicubic_antialias" else -0.75)
+    else:
+        weights = np.maximum(1 - distance, 0)
+    if how == "bicubic_antialias":  # what lies outside does not count; otherwise the border goes on
+        weights = np.where((neighbours >= 0) & (neighbours < old), weights, 0)
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    matrix = np.zeros((new, old))
+    rows = np.broadcast_to(np.arange(new)[:, None], neighbours.shape)
+    np.add.at(matrix, (rows, np.clip(neighbours, 0, old - 1).astype(int)), weights)
+    return matrix.astype(np.float32)
+
+
+def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
+    """The cubic convolution kernel (Keys 1981)."""
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from transformers_jax.data import IGNORED_LABEL, Data, LabelledData, Ragged, Tokenizer
+from transformers_jax.data import IGNORED_LABEL, Data, LabelledData, LabelledTextData, Ragged, Tokenizer
 from transformers_jax.data.labelled import warn_once
 
 T = TypeVar("T")
@@ -30,8 +30,9 @@ class Examples:
 
     `processor` turns raw inputs into arrays and travels with the checkpoint (a tokenizer): it has a `fingerprint` and
     `save(directory)`. `fingerprint` identifies the data and its processing; `facts` are lines for the summary at the
-    start; `labels` are the names of the classes, `items_per_example` what one example counts for in rates (its tokens);
-    `extra` is what the task needs to finish its metrics (bytes of the held-out text, the right answers).
+    start; `labels` are the names of the classes, `items_per_example` what one example counts for in rates, in `item`s
+    (its tokens, or one image); `extra` is what the task needs to finish its metrics (bytes of the held-out text, the
+    right answers).
     """
 
     train: grain.MapDataset | Ragged | None
@@ -39,6 +40,7 @@ class Examples:
     processor: Any
     fingerprint: str
     items_per_example: int
+    item: str = "tokens"
     labels: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -140,14 +142,14 @@ def with_tokenizer(config: Any, tokenizer: Tokenizer, **changes: Any) -> Any:
     return replace(config, vocab_size=size if limit is None else limit, **ids, **changes)
 
 
-def make_tokenizer(data: LabelledData, texts: Iterable[str]) -> Tokenizer:
+def make_tokenizer(data: LabelledTextData, texts: Iterable[str]) -> Tokenizer:
     """The tokenizer that labelled data names: one trained on `texts`, or one from a file."""
     if data.tokenizer == "wordpiece":
         return Tokenizer.train_wordpiece(texts, vocab_size=data.vocab_size, lowercase=data.lowercase)
     return Tokenizer.load(data.tokenizer)
 
 
-def tokenizer_fact(data: LabelledData, tokenizer: Tokenizer, *, given: bool) -> str:
+def tokenizer_fact(data: LabelledTextData, tokenizer: Tokenizer, *, given: bool) -> str:
     """The tokenizer in a line: `given` is that of a checkpoint, not the one that the data names."""
     return f"{tokenizer.vocab_size:,} tokens, " + ("of the checkpoint" if given else data.tokenizer)
 

@@ -126,6 +126,7 @@ def train(
     logger: MetricsLogger,
     meta: Mapping[str, Any] | None = None,
     items_per_step: int | None = None,
+    item: str = "tokens",
 ) -> LoopResult:
     """Run `step(state, batch)` from `start_step` to `config.steps`; `batches` begins with the batch of `start_step`.
 
@@ -136,13 +137,13 @@ def train(
 
     SIGTERM and SIGINT end the loop after the step that runs, with a checkpoint. A loss that is not finite raises
     `TrainingDivergedError` with its step, before anything of it is saved. `meta` is kept in each checkpoint beside the
-    arrays; `items_per_step` are counted as tokens per second.
+    arrays; `items_per_step` are logged as `item`s (tokens) per second.
     """
     config = config.resolved()
     if progress is None or progress.metric != metric:  # values of two metrics cannot be compared
         progress = Progress(metric=metric)
     pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
-    clock = _Clock(items_per_step)
+    clock = _Clock(items_per_step, item)
     evaluation: Mapping[str, float] = {}
     saved = start_step if start_step else None
     ended: Literal["finished", "interrupted", "stopped early"] = "finished"
@@ -227,8 +228,8 @@ def _is_ready(value: Any) -> bool:
 class _Clock:
     """Time per step without evaluations and saves, and the share of it in which the device waited for data."""
 
-    def __init__(self, items_per_step: int | None):
-        self.items_per_step = items_per_step
+    def __init__(self, items_per_step: int | None, item: str):
+        self.items_per_step, self.item = items_per_step, item
         self.steps, self.waited, self.excluded = 0, 0.0, 0.0
         self.since = time.perf_counter()
         self.rates: dict[str, float] = {}
@@ -257,7 +258,7 @@ class _Clock:
         seconds = max(time.perf_counter() - self.since - self.excluded, 1e-9)
         rates = {"steps_per_second": self.steps / seconds, "data_wait": min(1.0, self.waited / seconds)}
         if self.items_per_step is not None:
-            rates["tokens_per_second"] = self.items_per_step * self.steps / seconds
+            rates[f"{self.item}_per_second"] = self.items_per_step * self.steps / seconds
         self.steps, self.waited, self.excluded = 0, 0.0, 0.0
         self.since, self.rates = time.perf_counter(), rates
         return rates
