@@ -40,6 +40,8 @@ class ModelConfig:
     """Whether a sequence classifier's output layer has a bias."""
     RUN_FIELDS: ClassVar[tuple[str, ...]] = ("dtype", "param_dtype", "classifier_dropout")
     """Fields that a training chooses anew when it starts from a checkpoint; the others are the checkpoint's."""
+    RESIZABLE: ClassVar[tuple[str, ...]] = ()
+    """Fields of which `carry_over` takes parameters to another value."""
 
     def build(self, *, rngs: Any) -> Any:
         """The model of this configuration, without a head."""
@@ -221,6 +223,7 @@ class ImageConfig(TransformerConfig):
     """Dropout on the attention weights."""
 
     RUN_FIELDS: ClassVar[tuple[str, ...]] = (*TransformerConfig.RUN_FIELDS, "stochastic_depth")
+    RESIZABLE: ClassVar[tuple[str, ...]] = ("image_size",)
 
     def __post_init__(self):
         super().__post_init__()

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from transformers_jax.models import SequenceClassifier
+from transformers_jax.models import TokenClassifier
 from transformers_jax.pretrained import engine
 from transformers_jax.pretrained.bert import BERT
 from transformers_jax.pretrained.configs import CLASSIFIERS, give_labels, take_labels
+from transformers_jax.pretrained.deit import DEIT
 from transformers_jax.pretrained.distilbert import DISTILBERT
 from transformers_jax.pretrained.engine import Family, Loaded, Shardings
 from transformers_jax.pretrained.files import (
@@ -28,10 +29,11 @@ from transformers_jax.pretrained.files import (
 )
 from transformers_jax.pretrained.gpt2 import GPT2
 from transformers_jax.pretrained.roberta import ROBERTA
+from transformers_jax.pretrained.vit import VIT
 
 __all__ = ["FAMILIES", "Loaded", "find_directory", "from_pretrained", "load_pretrained", "save_pretrained"]
 
-FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT)
+FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, VIT, DEIT)
 
 # fmt: off
 WITHOUT_EFFECT = frozenset({
@@ -79,7 +81,8 @@ def from_pretrained(
     `architecture` asks for another head than the file's: a class of `transformers_jax.models` (`SequenceClassifier`, or
     `Bert` for none) or transformers' name of one ("BertModel"). A head that the file does not hold, or not of this
     size, is an error unless `new_head`, which starts it with `rngs` and logs which parameters are new. `changes` sets
-    fields of the configuration otherwise (`{"dropout": 0.0, "labels": ("ham", "spam")}`).
+    fields of the configuration otherwise (`{"dropout": 0.0, "labels": ("ham", "spam")}`); another `image_size` resizes
+    what depends on it.
 
     FileNotFoundError when something is not there; ValueError when a file is damaged, a setting is not supported, or
     tensors and parameters do not match: the message lists every missing, unexpected or misshapen one.
@@ -128,11 +131,13 @@ def load_pretrained(
         chosen = engine.choose_architecture(
             family, read, files, asked=architecture, named=named, fits=lambda one: one.fits(configured(one))
         )
+        config = configured(chosen)
         return engine.load(
             family,
             chosen,
-            configured(chosen),
+            config,
             files,
+            held=dataclasses.replace(config, **{name: getattr(read, name) for name in config.RESIZABLE}),
             shardings=shardings,
             choose_head=architecture is not None,
             new_head=new_head,
@@ -201,7 +206,7 @@ def _with_labels(config: Any, architecture: engine.Architecture, fields: Mapping
     if architecture.head not in CLASSIFIERS:
         return config
     try:
-        problem_type = fields.get("problem_type") if architecture.head is SequenceClassifier else None
+        problem_type = None if architecture.head is TokenClassifier else fields.get("problem_type")
         return dataclasses.replace(config, labels=take_labels(fields), problem_type=problem_type)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{directory / CONFIG}: {error}") from None

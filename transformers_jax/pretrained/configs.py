@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from transformers_jax.models import ModelConfig, SequenceClassifier, TokenClassifier
+from transformers_jax.models import ImageClassifier, ModelConfig, SequenceClassifier, TokenClassifier
 
-CLASSIFIERS = (SequenceClassifier, TokenClassifier)
+CLASSIFIERS = (SequenceClassifier, TokenClassifier, ImageClassifier)
 """Heads with a logit for each label."""
 
 Fields = Mapping[str, tuple[str, Any]]

@@ -441,6 +441,7 @@ def load(
     config: Any,
     files: TensorFiles,
     *,
+    held: Any = None,
     shardings: Shardings = None,
     choose_head: bool = False,
     new_head: bool = False,
@@ -450,14 +451,19 @@ def load(
     """Build the model out of the files, one parameter at a time, each placed before the next is read.
 
     Strict, see `account`. `choose_head` leaves out tensors of heads other than `architecture`'s; `new_head` lets a head
-    that the files do not hold, or not in this shape, start afresh, with `rngs`.
+    that the files do not hold, or not in this shape, start afresh, with `rngs`. `held` is the configuration that the
+    files follow where `config` is of another size: it carries the parameters over.
     """
+    held = config if held is None else held
     abstract = jax.eval_shape(lambda: architecture.build(config, nnx.Rngs(0)))
     parameters = named_leaves(abstract)
     placed = _shardings_by_path(shardings, parameters)
+    in_files = parameters
+    if held != config:
+        in_files = named_leaves(jax.eval_shape(lambda: architecture.build(held, nnx.Rngs(0))))
     plan = account(
-        family, architecture, config, files, parameters, choose_head=choose_head, new_head=new_head, stored=stored
-    )  # fmt: skip
+        family, architecture, held, files, in_files, choose_head=choose_head, new_head=new_head, stored=stored
+    )
 
     values: dict[str, jax.Array] = {}
     if plan.new:
@@ -475,9 +481,12 @@ def load(
         logger.warning("new parameters, not in the checkpoint: %s", ", ".join(plan.new))
     if plan.unused:
         logger.warning("tensors that %s does not have, left out: %s", architecture.name, ", ".join(plan.unused))
-    for path, leaf in parameters.items():
+    for path, leaf in in_files.items():
         if path not in values:
-            values[path] = _place(_assemble(files, plan.sources[path], leaf), placed[path])
+            value = _assemble(files, plan.sources[path], leaf)
+            if leaf.shape != parameters[path].shape:
+                value = np.asarray(config.carry_over({path: jnp.asarray(value)}, held)[path])
+            values[path] = _place(value, placed[path])
     model = jax.tree.unflatten(jax.tree.structure(abstract), [values[path] for path in parameters])
     return Loaded(model, architecture.name, plan.new, plan.unused)
 
