@@ -18,6 +18,8 @@ from side_by_side import Contender, Row, chosen, machine, measure, report, repor
 
 GPT2_TRAIN = dict(batch=4, length=128)
 BERT = dict(batch=8, length=128)
+VIT_B16 = dict(dim=768, depth=12, heads=12)
+VIT_S16 = dict(dim=384, depth=12, heads=6)
 
 ROWS = (
     Row(
@@ -79,6 +81,19 @@ ROWS = (
         {"torch": None, "hf_flax": None},
         BERT | dict(dropout=0.1),
         work=dict.fromkeys(("ours", "torch", "hf_flax"), "bert_train"),
+    ),
+    Row(
+        "vit_forward",
+        "ViT-B/16 forward, 8 x 224 x 224, logits of 1,000 classes",
+        {"torch": 1.1, "hf_flax": 1.15},
+        VIT_B16 | dict(batch=8),
+    ),
+    Row(
+        "vit_train",
+        "ViT-S/16 training step, 16 x 224 x 224, AdamW, clipped, no dropout",
+        {"torch": 1.0, "hf_flax": 1.05},
+        VIT_S16 | dict(batch=16),
+        memory=True,
     ),
 )
 

@@ -195,6 +195,60 @@ def bert_train(batch: int, length: int, dropout: float = 0.0) -> tuple[Run, str]
     return run, "optax, jitted and donated, over all logits"
 
 
+def vit(dim: int, depth: int, heads: int) -> Any:
+    config = transformers.ViTConfig(
+        hidden_size=dim,
+        num_hidden_layers=depth,
+        num_attention_heads=heads,
+        intermediate_size=4 * dim,
+        num_labels=1000,
+    )
+    return transformers.FlaxViTForImageClassification(config, seed=0)
+
+
+def vit_batch(batch: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((batch, 3, 224, 224), np.float32), rng.integers(1000, size=batch, dtype=np.int32)
+
+
+def vit_forward(batch: int, **sizes: int) -> tuple[Run, str]:
+    model, pixels = vit(**sizes), jnp.asarray(vit_batch(batch)[0])
+    forward = jax.jit(lambda params, pixels: model(pixels, params=params, train=False).logits)
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            forward(model.params, pixels).block_until_ready()
+
+    return run, ""
+
+
+def vit_train(batch: int, **sizes: int) -> tuple[Run, str]:
+    model, (pixels, labels) = vit(**sizes), vit_batch(batch)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4, weight_decay=0.01))
+
+    def step(state: Any, pixels: Any, labels: Any) -> tuple[Any, jax.Array]:
+        params, optimizer_state = state
+
+        def loss(params: Any) -> jax.Array:
+            logits = model(pixels, params=params, dropout_rng=jax.random.key(0), train=True).logits
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
+        return (optax.apply_updates(params, updates), optimizer_state), value
+
+    state, step = (model.params, optimizer.init(model.params)), jax.jit(step, donate_argnums=0)
+    model._params = jax.eval_shape(lambda: state[0])
+
+    def run(iterations: int) -> None:
+        nonlocal state
+        for _ in range(iterations):
+            state, _ = step(state, pixels, labels)
+        jax.block_until_ready(state)
+
+    return run, "optax, jitted and donated"
+
+
 WORK = {
     "gpt_train": gpt_train,
     "gpt2_forward": gpt2_forward,
@@ -206,5 +260,7 @@ WORK = {
     "gpt2_compile": gpt2_compile,
     "bert_forward": bert_forward,
     "bert_train": bert_train,
+    "vit_forward": vit_forward,
+    "vit_train": vit_train,
 }
 WARM_UP = {"gpt_train": 20, "gpt2_compile": 1}

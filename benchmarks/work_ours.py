@@ -13,13 +13,14 @@ from typing import Any
 import flax
 import jax
 import numpy as np
+import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from transformers_jax.data import token_blocks, training_batches
 from transformers_jax.experiment import load_config
 from transformers_jax.generation import Sampling, beam_search, generate
-from transformers_jax.models import GPT, BertConfig, GPTConfig, LanguageModel
+from transformers_jax.models import GPT, BertConfig, GPTConfig, ImageClassifier, LanguageModel, ViTConfig
 from transformers_jax.nn import stacked_mask
 from transformers_jax.tasks import LanguageModeling, MaskedLM, Task
 from transformers_jax.training.mesh import MeshConfig, batch_sharding, make_mesh, put_batch, shardings
@@ -31,6 +32,7 @@ from transformers_jax.training.step import make_train_step
 Run = Callable[[int], None]
 NO_DROPOUT = dict(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
 BERT_OPTIMIZER = OptimizerConfig(learning_rate=1e-4, schedule="linear", weight_decay=0.01, clip_norm=1.0)
+VIT_OPTIMIZER = BERT_OPTIMIZER
 GPT2_OPTIMIZER = OptimizerConfig(learning_rate=6e-4, beta2=0.95, weight_decay=0.1, clip_norm=1.0)
 
 
@@ -180,6 +182,47 @@ def bert_train(batch: int, length: int, dropout: float = 0.0) -> tuple[Run, str]
     return train(create, step, iter(lambda: put_batch(examples, rows), None)), ""
 
 
+class ImageLabels(Task):
+    """Cross-entropy of a classifier over pixels that are normalised already."""
+
+    head = ImageClassifier
+
+    def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            model(batch["pixels"], key=key).logits, batch["labels"]
+        )
+        return jax.numpy.sum(losses), jax.numpy.asarray(len(losses))
+
+
+def vit_config(**sizes: int) -> ViTConfig:
+    return ViTConfig(labels=tuple(str(i) for i in range(1000)), **sizes)
+
+
+def vit_batch(batch: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    pixels = rng.standard_normal((batch, 224, 224, 3), np.float32)
+    return {"pixels": pixels, "labels": rng.integers(1000, size=batch, dtype=np.int32)}
+
+
+def vit_forward(batch: int, **sizes: int) -> tuple[Run, str]:
+    config = vit_config(**sizes)
+    model = jax.jit(lambda: ImageLabels().build(config, rngs=nnx.Rngs(0)))()
+    forward = jax.jit(lambda model, pixels: model(pixels).logits)
+    pixels = jax.numpy.asarray(vit_batch(batch)["pixels"])
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            forward(model, pixels).block_until_ready()
+
+    return run, ""
+
+
+def vit_train(batch: int, **sizes: int) -> tuple[Run, str]:
+    create, step, rows = training(vit_config(**sizes), VIT_OPTIMIZER, 1000, ImageLabels())
+    examples = vit_batch(batch)
+    return train(create, step, iter(lambda: put_batch(examples, rows), None)), ""
+
+
 def decode(search: Callable[..., Any], batch: int, prompt: int, model: Any = None) -> tuple[Run, str]:
     model = gpt2() if model is None else model
     input_ids = gpt2_batch(batch, prompt)["input_ids"] % model.config.vocab_size
@@ -200,5 +243,7 @@ WORK = {
     "gpt2_compile": gpt2_compile,
     "bert_forward": bert_forward,
     "bert_train": bert_train,
+    "vit_forward": vit_forward,
+    "vit_train": vit_train,
 }
 WARM_UP = {"gpt_train": 20, "gpt2_compile": 1}

@@ -135,7 +135,11 @@ def bert_forward(batch: int, length: int) -> tuple[Run, str]:
 
 
 def bert_train(batch: int, length: int, dropout: float = 0.0) -> tuple[Run, str]:
-    model, inputs = bert(dropout).train(), bert_batch(batch, length)
+    run = train(bert(dropout).train(), bert_batch(batch, length))
+    return run, "sdpa, fused AdamW, transformers' own loss over all logits"
+
+
+def train(model: torch.nn.Module, inputs: dict[str, Tensor]) -> Run:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
 
     def run(iterations: int) -> None:
@@ -147,7 +151,42 @@ def bert_train(batch: int, length: int, dropout: float = 0.0) -> tuple[Run, str]
             optimizer.zero_grad(set_to_none=True)
             loss.item()
 
-    return run, "sdpa, fused AdamW, transformers' own loss over all logits"
+    return run
+
+
+def vit(dim: int, depth: int, heads: int) -> torch.nn.Module:
+    config = transformers.ViTConfig(
+        hidden_size=dim,
+        num_hidden_layers=depth,
+        num_attention_heads=heads,
+        intermediate_size=4 * dim,
+        num_labels=1000,
+        problem_type="single_label_classification",
+    )
+    config._attn_implementation = "sdpa"
+    return transformers.ViTForImageClassification(config)
+
+
+def vit_batch(batch: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randn((batch, 3, 224, 224), generator=generator)
+    return {"pixel_values": pixels, "labels": torch.randint(1000, (batch,), generator=generator)}
+
+
+def vit_forward(batch: int, **sizes: int) -> tuple[Run, str]:
+    model, inputs = vit(**sizes).eval(), vit_batch(batch)
+    del inputs["labels"]
+
+    @torch.no_grad()
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            model(**inputs)
+
+    return run, "sdpa"
+
+
+def vit_train(batch: int, **sizes: int) -> tuple[Run, str]:
+    return train(vit(**sizes).train(), vit_batch(batch)), "sdpa, fused AdamW"
 
 
 WORK = {
@@ -159,5 +198,7 @@ WORK = {
     "gpt2_train": gpt2_train,
     "bert_forward": bert_forward,
     "bert_train": bert_train,
+    "vit_forward": vit_forward,
+    "vit_train": vit_train,
 }
 WARM_UP = {"gpt_train": 20, "gpt_train_compiled": 20}
