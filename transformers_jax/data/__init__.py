@@ -15,6 +15,9 @@ from transformers_jax.data.encoding import (
     split_words,
     token_span,
 )
+from transformers_jax.data.image_files import check_image, decode_image
+from transformers_jax.data.image_processor import ImageProcessor
+from transformers_jax.data.images import ImageData, ImageSet, read_images
 from transformers_jax.data.labelled import LabelledData, LabelledTextData
 from transformers_jax.data.masking import Masking, SentencePairs, masked_tokens, text_blocks
 from transformers_jax.data.pipeline import (
@@ -37,6 +40,9 @@ __all__ = [
     "Data",
     "EncodedWords",
     "EntityData",
+    "ImageData",
+    "ImageProcessor",
+    "ImageSet",
     "LabelledData",
     "LabelledText",
     "LabelledTextData",
@@ -55,6 +61,8 @@ __all__ = [
     "Tokenizer",
     "Window",
     "char_span",
+    "check_image",
+    "decode_image",
     "encode_texts",
     "encode_windows",
     "encode_words",
@@ -65,6 +73,7 @@ __all__ = [
     "prepare_corpus",
     "read_classification",
     "read_entities",
+    "read_images",
     "read_questions",
     "read_rows",
     "separator_id",
