@@ -226,6 +226,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
         process_count=jax.process_count(),
         num_threads=training.data_workers,
         prefetch=training.prefetch,
+        processes=training.data_processes,
     )
     rows = batch_sharding(mesh)
     result = train(
@@ -235,7 +236,15 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
         config=training,
         start_step=start,
         progress=Progress(**meta["progress"]) if "progress" in meta else None,
-        evaluate=make_evaluate(task, examples, mesh, training.batch_size, config=config),
+        evaluate=make_evaluate(
+            task,
+            examples,
+            mesh,
+            training.batch_size,
+            config=config,
+            num_threads=training.data_workers,
+            processes=training.data_processes,
+        ),
         metric=metric,
         maximize=metric not in LOWER_IS_BETTER,
         checkpointer=checkpointer,
@@ -295,10 +304,17 @@ def evaluate(loaded: Loaded, data: Data | None = None, *, batch_size: int = 8) -
 
 
 def make_evaluate(
-    task: Task, examples: Examples, mesh: Mesh, batch_size: int, *, config: ModelConfig
+    task: Task,
+    examples: Examples,
+    mesh: Mesh,
+    batch_size: int,
+    *,
+    config: ModelConfig,
+    num_threads: int = 1,
+    processes: int = 0,
 ) -> Callable[[Any], dict[str, float]]:
     """A function from a model to its metrics over all of `examples.validation`, each example counted once."""
-    over = _over_all(task.evaluate, mesh)
+    over = _over_all(task.evaluate, mesh, num_threads=num_threads, processes=processes)
 
     def evaluate(model: Any) -> dict[str, float]:
         totals, rows = over(model, examples.validation, batch_size)
@@ -307,7 +323,13 @@ def make_evaluate(
     return evaluate
 
 
-def _over_all(function: Callable[[Any, Any], tuple[dict[str, Any], dict[str, Any]]], mesh: Mesh) -> Callable[..., Any]:
+def _over_all(
+    function: Callable[[Any, Any], tuple[dict[str, Any], dict[str, Any]]],
+    mesh: Mesh,
+    *,
+    num_threads: int = 1,
+    processes: int = 0,
+) -> Callable[..., Any]:
     """From `function(model, batch) -> (sums, arrays with a row for each example)` to `(model, dataset, batch_size) ->
     (totals, rows in the order of the examples)`, compiled once a shape."""
     step, spread = jax.jit(function), batch_sharding(mesh)
@@ -327,8 +349,9 @@ def _over_all(function: Callable[[Any, Any], tuple[dict[str, Any], dict[str, Any
                     if number >= 0:
                         rows[number] = {name: np.asarray(array[place]) for name, array in arrays.items()}
 
-        processes = dict(process_index=jax.process_index(), process_count=jax.process_count())
-        for batch in evaluation_batches(dataset, batch_size=batch_size, **processes):
+        mine = dict(process_index=jax.process_index(), process_count=jax.process_count())
+        ahead = dict(num_threads=num_threads, processes=processes)
+        for batch in evaluation_batches(dataset, batch_size=batch_size, **mine, **ahead):
             batch = put_batch(batch, spread)
             numbers = batch.pop("example")
             pending.append((step(model, batch), numbers))

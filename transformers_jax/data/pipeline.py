@@ -12,6 +12,8 @@ from typing import Any, Literal, SupportsIndex
 import grain
 import numpy as np
 
+from transformers_jax.data.workers import WorkerProcesses
+
 IGNORED_LABEL = -100
 """Labels with this value do not count in a loss."""
 
@@ -122,6 +124,7 @@ def training_batches(
     process_count: int = 1,
     num_threads: int = 1,
     prefetch: int = 8,
+    processes: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """Batches without end, from step `start_step` on: this process's rows of each.
 
@@ -133,7 +136,9 @@ def training_batches(
     Of a `Ragged` dataset, the rows of every 16 batches are sorted by length, cut into batches anew, and these
     shuffled: rows of similar length meet, and little is filled up.
 
-    `num_threads` threads prepare up to `prefetch` batches ahead; 0 threads prepare each when it is asked for.
+    `num_threads` threads prepare up to `prefetch` batches ahead; 0 threads prepare each when it is asked for. With
+    `processes`, that many worker processes prepare them instead, which pays where Python is the bottleneck, as in
+    changing pictures; each has its own copy of the dataset. The batches are the same in every case.
     Raises `ValueError` for a batch that the processes cannot share evenly, an empty dataset or a negative seed or step.
     """
     local = _local_batch_size(dataset, batch_size, process_index, process_count)
@@ -145,40 +150,52 @@ def training_batches(
     else:
         rows = grain.MapDataset.source(_Shuffled(dataset, seed))
         batches = rows.batch(local)[start_step * process_count + process_index :: process_count]
-    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch if num_threads else 0)
-    return iter(batches.to_iter_dataset(options))
+    return _ahead(batches, num_threads, prefetch, processes)
 
 
 def evaluation_batches(
-    dataset: grain.MapDataset | Ragged, *, batch_size: int, process_index: int = 0, process_count: int = 1
-) -> Iterator[dict[str, np.ndarray]]:
+    dataset: grain.MapDataset | Ragged,
+    *,
+    batch_size: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    num_threads: int = 0,
+    prefetch: int = 8,
+    processes: int = 0,
+) -> Iterator[dict[str, Any]]:
     """All examples, once: this process's rows of each global batch, with their numbers as `example`.
 
     They come in order, those of a `Ragged` dataset from the shortest to the longest. Every batch has the full size and
     every process the same number of batches: the missing rows of the last one repeat another example with `example`
-    -1 and labels that do not count (-100, or NaN for numbers). Raises as `training_batches`.
+    -1 and labels that do not count (-100, or NaN for numbers). `num_threads`, `prefetch` and `processes` are those of
+    `training_batches`, which also says what raises.
     """
     local = _local_batch_size(dataset, batch_size, process_index, process_count)
-    return _evaluation_batches(dataset, batch_size, slice(process_index * local, (process_index + 1) * local))
+    mine = slice(process_index * local, (process_index + 1) * local)
+    return _ahead(grain.MapDataset.source(_InOrder(dataset, batch_size, mine)), num_threads, prefetch, processes)
 
 
-def _evaluation_batches(
-    dataset: grain.MapDataset | Ragged, batch_size: int, mine: slice
-) -> Iterator[dict[str, np.ndarray]]:
-    ragged = isinstance(dataset, Ragged)
-    order = np.argsort(dataset.lengths, kind="stable") if ragged else np.arange(len(dataset))
-    for start in range(0, len(dataset), batch_size):
-        examples = order[start : start + batch_size]
-        numbers = np.full(batch_size, -1, np.int32)
-        numbers[: len(examples)] = examples
-        rows = [
-            _row(dataset, number) if number >= 0 else _uncounted(_row(dataset, examples[0])) for number in numbers[mine]
-        ]
-        if ragged:
-            batch = dataset.collate(rows, dataset.bucket(examples))
-        else:
-            batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-        yield batch | {"example": numbers[mine]}
+def _ahead(batches: grain.MapDataset, num_threads: int, prefetch: int, processes: int) -> Iterator[dict[str, Any]]:
+    """The batches one after the other, prepared by threads or processes."""
+    if processes < 0:
+        raise ValueError(f"the number of worker processes is {processes}; it must be at least 0")
+    workers = WorkerProcesses(batches, processes) if processes else None
+    if workers is not None:
+        batches = grain.MapDataset.source(workers)
+        num_threads = processes + 1  # a thread waits for each process, and one has the next request ready
+        prefetch = max(prefetch, num_threads)
+    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch if num_threads else 0)
+    return _closed_at_the_end(iter(batches.to_iter_dataset(options)), workers)
+
+
+def _closed_at_the_end(batches: Any, workers: WorkerProcesses | None) -> Iterator[dict[str, Any]]:
+    """`batches`; whoever drops them does not wait for those that are being prepared."""
+    try:
+        yield from batches
+    finally:
+        batches.close()
+        if workers is not None:
+            workers.close()
 
 
 def _row(dataset: grain.MapDataset | Ragged, index: SupportsIndex) -> dict[str, Any]:
@@ -204,6 +221,33 @@ def _local_batch_size(
     if len(dataset) == 0:
         raise ValueError("the dataset is empty; nothing can be trained or evaluated on it")
     return batch_size // process_count
+
+
+class _InOrder:
+    """The batches of one pass over a dataset."""
+
+    def __init__(self, dataset: grain.MapDataset | Ragged, batch_size: int, mine: slice):
+        self.dataset, self.batch_size, self.mine = dataset, batch_size, mine
+        ragged = isinstance(dataset, Ragged)
+        self.order = np.argsort(dataset.lengths, kind="stable") if ragged else np.arange(len(dataset))
+
+    def __len__(self) -> int:
+        return -(-len(self.dataset) // self.batch_size)
+
+    def __getitem__(self, index: SupportsIndex) -> dict[str, np.ndarray]:
+        dataset, start = self.dataset, int(index) * self.batch_size
+        examples = self.order[start : start + self.batch_size]
+        numbers = np.full(self.batch_size, -1, np.int32)
+        numbers[: len(examples)] = examples
+        rows = [
+            _row(dataset, number) if number >= 0 else _uncounted(_row(dataset, examples[0]))
+            for number in numbers[self.mine]
+        ]
+        if isinstance(dataset, Ragged):
+            batch = dataset.collate(rows, dataset.bucket(examples))
+        else:
+            batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        return batch | {"example": numbers[self.mine]}
 
 
 class _Blocks:
@@ -235,9 +279,7 @@ class _Shuffled:
     """
 
     def __init__(self, dataset: grain.MapDataset, seed: int):
-        self.dataset, self.size = dataset, len(dataset)
-        # Not seed + epoch, which would make one run's second epoch another run's first.
-        self.epoch_seed = functools.lru_cache(maxsize=8)(lambda epoch: _derived_seed(seed, epoch))
+        self.dataset, self.size, self.seed = dataset, len(dataset), seed
 
     def __len__(self) -> int:
         return min(self.size * EPOCHS, 1 << 62)
@@ -245,7 +287,7 @@ class _Shuffled:
     def shuffled(self, position: int) -> int:
         """The index in the endless dataset: the epoch stays in it, since grain keys random transformations by it."""
         epoch, position = divmod(int(position), self.size)
-        seed = self.epoch_seed(epoch)
+        seed = _derived_seed(self.seed, epoch)
         shuffled = grain.experimental.index_shuffle(position, self.size - 1, seed=seed, rounds=SHUFFLE_ROUNDS)
         return epoch * self.size + shuffled
 
@@ -257,9 +299,12 @@ class _Grouped:
     """The batches of a shuffled `Ragged` dataset, in groups within which rows are ordered by length."""
 
     def __init__(self, ragged: Ragged, seed: int, batch_size: int, mine: slice):
-        self.ragged, self.batch_size, self.mine = ragged, batch_size, mine
+        self.ragged, self.seed, self.batch_size, self.mine = ragged, seed, batch_size, mine
         self.endless = _Shuffled(ragged.dataset, seed)
-        self.group = functools.lru_cache(maxsize=4)(functools.partial(self._group, seed))
+        self.group = functools.lru_cache(maxsize=4)(self._group)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the cache stays behind
+        return _Grouped, (self.ragged, self.seed, self.batch_size, self.mine)
 
     def __len__(self) -> int:
         return len(self.endless) // self.batch_size
@@ -270,14 +315,16 @@ class _Grouped:
         rows: list[Any] = [self.ragged.dataset[int(index)] for index in indices[self.mine]]
         return self.ragged.collate(rows, self.ragged.bucket(indices))
 
-    def _group(self, seed: int, group: int) -> np.ndarray:
+    def _group(self, group: int) -> np.ndarray:
         """(batches, batch_size) indices."""
         size = GROUPED_BATCHES * self.batch_size
         indices = np.array([self.endless.shuffled(group * size + i) for i in range(size)])
         by_length = indices[np.argsort(self.ragged.lengths[indices % len(self.ragged)], kind="stable")]
-        order = np.random.default_rng([seed, group]).permutation(GROUPED_BATCHES)
+        order = np.random.default_rng([self.seed, group]).permutation(GROUPED_BATCHES)
         return by_length.reshape(GROUPED_BATCHES, self.batch_size)[order]
 
 
+@functools.lru_cache(maxsize=64)
 def _derived_seed(seed: int, number: int) -> int:
+    # Not seed + number, which would make one run's second epoch another run's first.
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

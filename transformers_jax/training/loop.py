@@ -49,6 +49,8 @@ class TrainingConfig:
     """Stop after this many evaluations in a row without a better metric. None: never."""
     data_workers: int = 1
     """Threads that prepare batches."""
+    data_processes: int = 0
+    """Worker processes that prepare batches instead, for decoding and changing images. 0: threads of this process."""
     prefetch: int = 8
     """Batches prepared ahead."""
 
@@ -56,7 +58,7 @@ class TrainingConfig:
         for name in ("steps", "batch_size", "accumulation", "log_every", "data_workers", "prefetch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"training.{name}={getattr(self, name)} must be at least 1")
-        for name in ("eval_every", "checkpoint_every"):
+        for name in ("eval_every", "checkpoint_every", "data_processes"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"training.{name}={getattr(self, name)} must not be negative")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
