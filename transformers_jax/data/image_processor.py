@@ -105,17 +105,15 @@ class ImageProcessor:
         if image.mode != wanted:
             raise ValueError(f"an image of mode {image.mode} for {self.channels} channels; decode_image gives {wanted}")
         if self.resize is not None:
-            height, width = self.resized(image.height, image.width)
+            height, width = self._sides(image.height, image.width)
             image = image.resize((width, height), Image.Resampling[self.resampling.upper()])
         pixels = np.asarray(image).reshape(image.height, image.width, self.channels)
         return _centre(pixels, self.size) if self.crop else pixels
 
-    def resized(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) after resizing a picture, before it is cropped."""
-        if self.resize is None:
-            return height, width
+    def _sides(self, height: int, width: int) -> tuple[int, int]:
         if isinstance(self.resize, tuple):
             return self.resize
+        assert self.resize is not None
         longer = int(self.resize * max(height, width) / min(height, width))
         return (longer, self.resize) if width <= height else (self.resize, longer)
 
@@ -123,6 +121,27 @@ class ImageProcessor:
         """(pixels / 255 - mean) / std of uint8 pixels (..., channels), as float32."""
         scaled = (pixels.astype(np.float64) * (1 / 255)).astype(np.float32)
         return (scaled - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+
+    def resized(self, size: int | tuple[int, int]) -> "ImageProcessor":
+        """The same for another size: what is cropped is cropped in the same proportion."""
+        size = (size, size) if isinstance(size, int) else size
+        scales = [new / old for new, old in zip(size, self.size, strict=True)]
+        resize = self.resize
+        if isinstance(resize, tuple):
+            resize = (round(resize[0] * scales[0]), round(resize[1] * scales[1]))
+        elif resize is not None:
+            resize = round(resize * max(size) / max(self.size))
+        return dataclasses.replace(self, size=size, resize=resize)
+
+    def describe(self) -> str:
+        """`224 x 224: shorter side to 256 (bicubic), centre; mean 0.485 0.456 0.406, std 0.229 0.224 0.225`."""
+        if isinstance(self.resize, tuple):
+            steps = [f"resized to {self.resize[0]} x {self.resize[1]} ({self.resampling})"]
+        else:
+            steps = [] if self.resize is None else [f"shorter side to {self.resize} ({self.resampling})"]
+        steps += ["centre"] if self.crop else []
+        mean, std = (" ".join(f"{value:.3g}" for value in values) for values in (self.mean, self.std))
+        return f"{self.size[0]} x {self.size[1]}: {', '.join(steps)}; mean {mean}, std {std}"
 
     @property
     def fingerprint(self) -> str:
@@ -132,7 +151,8 @@ class ImageProcessor:
     # Hugging Face's file
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write `preprocessor_config.json`, which transformers' classes for ViT and DeiT read to the same effect."""
+        """Write `preprocessor_config.json`, which transformers' classes for ViT and DeiT read to the same effect, except
+        that they put transparent pictures on white."""
         height, width = self.size
         content: dict[str, Any] = {
             "image_processor_type": "DeiTImageProcessor" if self.crop else "ViTImageProcessor",
