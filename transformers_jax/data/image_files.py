@@ -8,7 +8,6 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator
-from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
@@ -25,6 +24,7 @@ SUFFIXES = (
 """Suffixes, in lower case, of the files in a directory that are taken to be images."""
 
 ImageSource = str | os.PathLike[str] | bytes | np.ndarray | Image.Image
+EncodedFile = io.BytesIO | io.BufferedReader
 
 ORIENTATION = 0x0112
 UPRIGHT = {
@@ -149,7 +149,7 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)  # AVIF is younger than the oldest Pillow allowed
 
 
-def _open_file(source: str | os.PathLike[str] | bytes) -> BinaryIO:
+def _open_file(source: str | os.PathLike[str] | bytes) -> EncodedFile:
     if isinstance(source, bytes):
         if not source:
             raise _Refused("no image but 0 bytes")
@@ -161,7 +161,7 @@ def _open_file(source: str | os.PathLike[str] | bytes) -> BinaryIO:
     return file
 
 
-def _open(file: BinaryIO) -> Image.Image:
+def _open(file: EncodedFile) -> Image.Image:
     image = Image.open(file, formats=_formats())
     try:
         _check_size(image)
@@ -179,7 +179,7 @@ def _check_size(image: Image.Image) -> None:
         raise _Refused(_too_many(width * height))
 
 
-def _looks_whole(file: BinaryIO, image_format: str | None) -> bool:
+def _looks_whole(file: EncodedFile, image_format: str | None) -> bool:
     """Whether the data end as a whole file of the format does; False where nothing can be told."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - 256, 0))

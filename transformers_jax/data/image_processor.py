@@ -151,8 +151,8 @@ class ImageProcessor:
     # Hugging Face's file
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write `preprocessor_config.json`, which transformers' classes for ViT and DeiT read to the same effect, except
-        that they put transparent pictures on white."""
+        """Write `preprocessor_config.json`, which transformers' classes for ViT and DeiT read to the same effect (but
+        they put a transparent picture on white)."""
         height, width = self.size
         content: dict[str, Any] = {
             "image_processor_type": "DeiTImageProcessor" if self.crop else "ViTImageProcessor",
@@ -174,7 +174,9 @@ class ImageProcessor:
         if self.channels == 3:
             content["do_convert_rgb"] = True
         text = json.dumps(content, indent=2, sort_keys=True) + "\n"
-        (Path(directory) / FILE).write_text(text, encoding="utf-8")
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / FILE).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], *, channels: int = 3) -> "ImageProcessor":
