@@ -96,9 +96,10 @@ def interrupt_at(monkeypatch, step):
     return lambda: monkeypatch.setattr(MetricsLogger, "log", original)
 
 
-def test_stopping_and_continuing_equals_never_stopping(experiment, tmp_path, monkeypatch, seen_batches):
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_stopping_and_continuing_equals_never_stopping(experiment, tmp_path, monkeypatch, seen_batches, ema):
     # No evaluation, whose batches would be among those seen.
-    experiment = change(experiment, training=dict(eval_every=0, prefetch=1))
+    experiment = change(experiment, training=dict(eval_every=0, prefetch=1, ema=ema))
     straight = run(experiment, tmp_path / "straight")
     straight_batches = seen_batches.copy()
 
@@ -208,6 +209,23 @@ def test_another_model_data_optimizer_or_seed_is_refused_with_the_difference(exp
             run(other, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
     assert load(tmp_path / "run").step == 2
+
+
+def test_the_average_of_the_weights_is_what_is_evaluated_kept_and_used(experiment, tmp_path):
+    plain = run(change(experiment, training=dict(steps=10)), tmp_path / "plain")
+    averaged = change(experiment, training=dict(steps=10, ema=0.9))
+    result = run(averaged, tmp_path / "run")
+    assert_same_parameters(result.state.model, plain.state.model)  # training itself does not change
+    assert result.evaluation["eval/loss"] != plain.evaluation["eval/loss"]
+    loaded = load(tmp_path / "run")
+    assert_same_parameters(loaded.model, result.state.ema)
+    assert evaluate(loaded)["loss"] == pytest.approx(result.evaluation["eval/loss"], rel=1e-6)
+    assert result.sample == averaged.task.sample(loaded.model, loaded.processor)
+    assert_same_parameters(load(tmp_path / "plain").model, plain.state.model)
+    with pytest.raises(ValueError, match=r"other settings: training.ema 0.9 -> None"):
+        run(change(averaged, training=dict(ema=None)), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"other settings: training.ema None -> 0.9"):
+        run(averaged, tmp_path / "plain")
 
 
 def test_a_run_without_its_description_is_still_compared(experiment, tmp_path):

@@ -176,7 +176,8 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     optimizer = make_optimizer(experiment.optimizer, training.steps, model, stacked=stacked_mask(model))
 
     def create(model: Any = None) -> TrainState:
-        return TrainState.create(build() if model is None else model, optimizer)
+        ema = training.ema is not None
+        return TrainState.create(build() if model is None else model, optimizer, ema=ema)
 
     abstract = jax.eval_shape(create)
     placed = shardings(abstract, mesh)
@@ -212,6 +213,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
             schedule=schedule,
             seed=experiment.seed,
             accumulation=training.accumulation,
+            ema=training.ema,
             trained=trained_part(experiment.optimizer, model, stacked=stacked_mask(model)),
         ),
         out_shardings=(placed, NamedSharding(mesh, PartitionSpec())),
@@ -257,7 +259,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     logger.close()
     sample = None
     if result.ended != "interrupted":
-        sample = task.sample(result.state.model, examples.processor, seed=experiment.seed)
+        sample = task.sample(result.state.averaged, examples.processor, seed=experiment.seed)
     return RunResult(result.state, result.ended, result.evaluation, sample)
 
 
@@ -425,7 +427,8 @@ def _load_run(directory: Path, which: Any, dtype: str | None, mesh: Mesh | None)
     model = _abstract_with(model, shardings(model, make_mesh(MeshConfig(data=1)) if mesh is None else mesh))
     _, checkpointer = _checkpoints(experiment, directory)
     try:
-        step, model, _ = checkpointer.restore(which, model, part="model")
+        part = "model" if experiment.training.ema is None else "ema"
+        step, model, _ = checkpointer.restore(which, model, part=part)
     finally:
         checkpointer.close()
     return Loaded(

@@ -30,7 +30,11 @@ CHANGEABLE = (
     "task.sample_prompt",
     "task.sample_tokens",
     "task.sample_temperature",
-    *(f"training.{field.name}" for field in dataclasses.fields(TrainingConfig) if field.name not in ("batch_size",)),
+    *(
+        f"training.{field.name}"
+        for field in dataclasses.fields(TrainingConfig)
+        if field.name not in ("batch_size", "ema")
+    ),
 )
 
 

@@ -51,7 +51,17 @@ def test_waiting_is_the_time_in_which_the_device_has_nothing_to_do(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"steps": 0}, {"log_every": 0}, {"eval_every": -1}, {"patience": 0}, {"epochs": 0.0}, {"epochs": -1.0}]
+    "fields",
+    [
+        {"steps": 0},
+        {"log_every": 0},
+        {"eval_every": -1},
+        {"patience": 0},
+        {"epochs": 0.0},
+        {"epochs": -1.0},
+        {"ema": 0.0},
+        {"ema": 1.0},
+    ],
 )
 def test_settings_that_make_no_sense_are_errors_with_name_and_value(fields):
     ((name, value),) = fields.items()

@@ -169,8 +169,9 @@ class Checkpointer:
 
         `abstract_state` is a tree like the state whose leaves have a shape, a type and, if they have a `sharding`, a
         place (`jax.ShapeDtypeStruct`, or arrays): the mesh may differ from the one that wrote, and numbers are
-        converted to the type asked for. With `part="model"` it describes `state.model` only, and nothing else is read.
-        "best" is the latest where no checkpoint has the metric. Arguments and results are the same on all processes.
+        converted to the type asked for. With `part="model"` or "ema" it describes that part of the state only, and
+        nothing else is read. "best" is the latest where no checkpoint has the metric. Arguments and results are the
+        same on all processes.
 
         "latest" and "best" pass over unfinished and damaged checkpoints with a warning. Raises FileNotFoundError where
         there is no checkpoint, ValueError where the one asked for is damaged, or does not hold exactly the arrays of

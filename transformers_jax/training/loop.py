@@ -43,6 +43,9 @@ class TrainingConfig:
     checkpoint_every: int | None = None
     """Steps between checkpoints; the last step is always saved, and the best. 0: only these, and when interrupted.
     None: once an epoch where epochs are given, else 200."""
+    ema: float | None = None
+    """Decay of a moving average of the weights, such as 0.9999, which is what is evaluated, kept and used. None: the
+    weights themselves."""
     metric: str | None = None
     """What decides which checkpoint is the best, and early stopping. None: the task's own metric."""
     patience: int | None = None
@@ -63,6 +66,8 @@ class TrainingConfig:
                 raise ValueError(f"training.{name}={getattr(self, name)} must not be negative")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise ValueError(f"training.epochs={self.epochs} must be above 0, or None")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"training.ema={self.ema} must be between 0 and 1, or None")
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"training.patience={self.patience} must be at least 1, or None")
 
@@ -132,10 +137,10 @@ def train(
 ) -> LoopResult:
     """Run `step(state, batch)` from `start_step` to `config.steps`; `batches` begins with the batch of `start_step`.
 
-    `evaluate(model)` gives means by name, which are logged as "eval/<name>". The one called `metric` (larger is better
-    with `maximize`) decides when the best state so far is saved and, with `config.patience`, when to stop early; the
-    `checkpointer` must be told the same. A metric that is not among them is a `ValueError` with the names there are,
-    at the first evaluation and after a checkpoint. `config` may have epochs only after `resolved(examples)`.
+    `evaluate(state.averaged)` gives means by name, which are logged as "eval/<name>". The one called `metric` (larger
+    is better with `maximize`) decides when the best state so far is saved and, with `config.patience`, when to stop
+    early; the `checkpointer` must be told the same. A metric that is not among them is a `ValueError` with the names
+    there are, at the first evaluation and after a checkpoint. `config` may have epochs only after `resolved(examples)`.
 
     SIGTERM and SIGINT end the loop after the step that runs, with a checkpoint. A loss that is not finite raises
     `TrainingDivergedError` with its step, before anything of it is saved. `meta` is kept in each checkpoint beside the
@@ -194,7 +199,7 @@ def train(
             if evaluate is not None and (last or (config.eval_every and number % config.eval_every == 0)):
                 settle()
                 with clock.paused():
-                    evaluation = {f"eval/{name}": value for name, value in evaluate(state.model).items()}
+                    evaluation = {f"eval/{name}": value for name, value in evaluate(state.averaged).items()}
                 logger.log(number, evaluation)
                 fresh = evaluation
                 if f"eval/{metric}" not in evaluation:

@@ -29,6 +29,7 @@ def make_train_step(
     seed: int = 0,
     accumulation: int = 1,
     axis_name: str | tuple[str, ...] | None = None,
+    ema: float | None = None,
     trained: Callable[[Any], Any] = lambda gradients: gradients,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """A pure function `step(state, batch) -> (state, metrics)` that makes one optimizer update.
@@ -36,6 +37,10 @@ def make_train_step(
     Sums and weights of the loss and its gradients are added over `accumulation` micro-batches, and over `axis_name`
     under `jax.pmap` or `jax.shard_map`, and divided once: the update is that of the whole batch however it is cut. A
     batch with nothing to learn from (weight 0) gives loss 0 and zero gradients.
+
+    With `ema`, after update n the average of a state made with `ema=True` is d * average + (1 - d) * model, where
+    d = min(ema, (1 + n) / (10 + n)), so that a short run does not average its first weights in (the formula of
+    TensorFlow's `tf.train.ExponentialMovingAverage` with `num_updates`).
 
     Randomness is `fold_in(key(seed), state.step)`. Metrics are `loss`, `grad_norm` (before clipping, of the `trained`
     part of the gradients: nothing else needs the others, so they are not computed), `weight`, and with `schedule` the
@@ -64,7 +69,15 @@ def make_train_step(
     def varying(x: Array) -> Array:
         return x if axis_name is None else jax.lax.pcast(x, axis_name, to="varying")
 
+    def moved(average: Any, model: Any, updates: Array) -> Any:
+        assert ema is not None
+        # 1 - d, which float32 holds better than a d near 1; in this form the average of what is frozen keeps its bits.
+        rate = jnp.maximum(1 - ema, 9 / (10 + updates))
+        return jax.tree.map(lambda a, x: a + rate * (x.astype(a.dtype) - a), average, model)
+
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        if (ema is None) != (state.ema is None):
+            raise ValueError("a state has an average (TrainState.create(ema=True)) if, and only if, its step has `ema`")
         key, model = jax.random.fold_in(jax.random.key(seed), state.step), state.model
         if axis_name is not None:
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
@@ -81,7 +94,8 @@ def make_train_step(
         if schedule is not None:
             metrics["learning_rate"] = jnp.asarray(schedule(state.step), jnp.float32)
         model = optax.apply_updates(state.model, updates)
-        return TrainState(state.step + 1, model, optimizer_state), metrics
+        average = None if ema is None else moved(state.ema, model, state.step + 1)
+        return TrainState(state.step + 1, model, optimizer_state, average), metrics
 
     return step
 
