@@ -263,6 +263,28 @@ def test_a_cut_file_is_never_half_a_picture(name):
     assert refused >= len(cuts) - 25
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("options", [{}, {"restart_marker_rows": 1}, {"optimize": True}], ids=str)
+def test_a_cut_picture_with_a_new_end_marker_is_refused(mode, options):
+    """Pillow alone gives grey for what is missing."""
+    image = Image.fromarray(noise(96, 144) // 4 + smooth(96, 144) // 2).convert(mode)
+    data = encode(image, format="JPEG", **options)
+    start = data.index(b"\xff\xda") + 14
+    for share in (0.01, 0.3, 0.5, 0.8, 0.9):
+        cut = data[: start + int((len(data) - start) * share)] + b"\xff\xd9"
+        with Image.open(io.BytesIO(cut)) as half_grey:
+            assert set(np.array(half_grey)[-1, -1].ravel()) <= {127, 128}
+        for check in (decode_image, lambda s: check_image(s, full=True)):
+            with pytest.raises(ValueError, match="its data end early"):
+                check(cut)
+    # Pictures that really are grey where they end.
+    grey = smooth(64, 80)
+    grey[40:] = 128
+    for array in (grey, grey[60:], np.full((1, 1, 3), 128, np.uint8)):
+        data = encode(Image.fromarray(array).convert(mode), format="JPEG", **options)
+        assert decode_image(data).size == (array.shape[1], array.shape[0])
+
+
 def test_truncated_pictures_stay_refused_if_another_package_allows_them(monkeypatch):
     data = encode(smooth(200, 200), format="JPEG")
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)

@@ -26,6 +26,8 @@ SUFFIXES = (
 ImageSource = str | os.PathLike[str] | bytes | np.ndarray | Image.Image
 EncodedFile = io.BytesIO | io.BufferedReader
 
+GREY = {127, 128}  # what libjpeg fills in, also where CMYK is stored inverted
+
 ORIENTATION = 0x0112
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -56,12 +58,13 @@ def decode_image(source: ImageSource, *, channels: int = 3, where: str | None = 
     is_path = isinstance(source, (str, os.PathLike))
     where = where or (show_path(os.fspath(source)) if is_path else "image")
     with _one_line(where), _quiet:
+        ImageFile.LOAD_TRUNCATED_IMAGES = False  # other packages set it, and it fills what is missing with grey
         if isinstance(source, Image.Image):
             return _finish(source, channels)
         if isinstance(source, np.ndarray):
             return _finish(_from_array(source), channels)
         with _open_file(source) as file, _open(file) as image:
-            return _finish(image, channels)
+            return _finish(_load(image, file), channels)
 
 
 def check_image(source: ImageSource, *, channels: int = 3, where: str | None = None, full: bool = False) -> None:
@@ -74,9 +77,10 @@ def check_image(source: ImageSource, *, channels: int = 3, where: str | None = N
         decode_image(source, channels=channels, where=where)
         return
     where = where or (show_path(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else "image")
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
     with _one_line(where), _quiet, _open_file(source) as file, _open(file) as image:
         if image.mode == "F" or not _looks_whole(file, image.format):
-            _finish(image, channels)
+            _finish(_load(image, file), channels)
 
 
 def show_path(path: str) -> str:
@@ -198,6 +202,23 @@ def _looks_whole(file: EncodedFile, image_format: str | None) -> bool:
     return False
 
 
+def _load(image: Image.Image, file: EncodedFile) -> Image.Image:
+    """Decode all of it, also where Pillow would not notice: in a JPEG that was cut, then closed by an end marker (if it
+    is progressive, only what is missing of the first of its passes)."""
+    image.load()
+    width, height = image.size
+    corner = np.asarray(image.crop((width - 1, height - 1, width, height)))
+    if image.format in ("JPEG", "MPO") and GREY.issuperset(corner.ravel().tolist()):
+        # Bytes put in before the end marker only change a picture whose data go on until there.
+        file.seek(0)
+        data = file.read()
+        end = data.rfind(b"\xff\xd9")
+        with Image.open(io.BytesIO(data[:end] + bytes(range(255)) + data[end:]), formats=_formats()) as longer:
+            if longer.tobytes() != image.tobytes():
+                raise _Refused("not a whole image (its data end early, and the rest would be grey)")
+    return image
+
+
 def _from_array(array: np.ndarray) -> Image.Image:
     if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))):
         raise _Refused(f"an array of shape {array.shape}; (height, width) or (height, width, 1, 3 or 4) is needed")
@@ -221,7 +242,6 @@ def _to_8_bits(values: np.ndarray) -> np.ndarray:
 def _finish(image: Image.Image, channels: int) -> Image.Image:
     """Upright and in the mode wanted; never the image itself."""
     _check_size(image)
-    ImageFile.LOAD_TRUNCATED_IMAGES = False  # other packages set it, and it fills what is missing with grey
     image.load()
     try:
         orientation = image.getexif().get(ORIENTATION, 1)
