@@ -3,29 +3,16 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
+
+from transformers_jax.data.image_processor import ImageProcessor
 
 TRIES = 10
 MAX_MAGNITUDE = 30
 ERASED_AREA = (0.02, 1 / 3)
 ERASED_RATIO = (0.3, 3.3)
-
-
-class Processor(Protocol):
-    """What of an `ImageProcessor` is needed here."""
-
-    @property
-    def size(self) -> tuple[int, int]: ...
-    @property
-    def resampling(self) -> str: ...
-    @property
-    def mean(self) -> tuple[float, ...]: ...
-    @property
-    def std(self) -> tuple[float, ...]: ...
-    def __call__(self, image: Image.Image, /) -> np.ndarray: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +62,7 @@ class Augmentation:
         if not 0 <= self.magnitude <= MAX_MAGNITUDE:
             raise ValueError(f"magnitude={self.magnitude} must be from 0 to {MAX_MAGNITUDE}")
 
-    def __call__(self, image: Image.Image, processor: Processor, rng: np.random.Generator) -> np.ndarray:
+    def __call__(self, image: Image.Image, processor: ImageProcessor, rng: np.random.Generator) -> np.ndarray:
         """(height, width, channels) uint8 of the processor's size; `image` has mode RGB or L."""
         if self.crop_scale is None:
             array = processor(image)
@@ -139,7 +126,7 @@ def _shifted(image: Image.Image, right: int, down: int) -> Image.Image:
     return result
 
 
-def _erased(array: np.ndarray, processor: Processor, rng: np.random.Generator) -> np.ndarray:
+def _erased(array: np.ndarray, processor: ImageProcessor, rng: np.random.Generator) -> np.ndarray:
     """Random erasing (Zhong et al., 2020), with standard normal noise in terms of normalised pixels."""
     height, width, channels = array.shape
     low, high = ERASED_RATIO
@@ -150,6 +137,7 @@ def _erased(array: np.ndarray, processor: Processor, rng: np.random.Generator) -
         if 0 < h < height and 0 < w < width:
             top, left = rng.integers(height - h + 1), rng.integers(width - w + 1)
             noise = np.asarray(processor.mean) + np.asarray(processor.std) * rng.standard_normal((h, w, channels))
+            array = array.copy()  # the processor's may be the image's own memory
             array[top : top + h, left : left + w] = np.clip(np.rint(noise * 255), 0, 255)
             break
     return array
