@@ -201,8 +201,8 @@ def test_another_model_data_optimizer_or_seed_is_refused_with_the_difference(exp
         r"seed 0 -> 1": change(first, seed=1),
         r"optimizer.learning_rate 0.01 -> 0.02": change(first, optimizer=dict(learning_rate=0.02)),
         r"training.batch_size 8 -> 4": change(first, training=dict(batch_size=4)),
-        r"the text, its tokens or its held-out part": change(first, data=dict(source=str(tmp_path / "other.txt"))),
-        r"the tokenizer is not the one": change(first, data=dict(tokenizer="byte")),
+        r"the examples, their tokens or their held-out part": change(first, data=dict(source=str(tmp_path / "other.txt"))),
+        r"the tokenizer or image processor is not the one": change(first, data=dict(tokenizer="byte")),
     }
     for message, other in others.items():
         with pytest.raises(ValueError, match=message):
@@ -261,7 +261,7 @@ def test_two_runs_do_not_share_a_working_directory(experiment, tmp_path):
 def test_evaluation_notices_that_the_text_has_changed(experiment, tmp_path):
     run(change(experiment, training=dict(steps=2)), tmp_path / "run")
     (tmp_path / "text.txt").write_text("0 times 0 is 0.\n" + TEXT)
-    with pytest.raises(ValueError, match="name the text to evaluate on"):
+    with pytest.raises(ValueError, match="name the data to evaluate on"):
         evaluate(load(tmp_path / "run"))
 
 
@@ -363,7 +363,7 @@ def test_a_run_that_is_done_is_not_trained_again(experiment, tmp_path):
 def test_training_starts_from_another_run_and_from_a_hugging_face_checkpoint(experiment, tmp_path):
     run(change(experiment, data=dict(tokenizer="bpe", vocab_size=280)), tmp_path / "first")
     first = load(tmp_path / "first")
-    transformers_jax.save_pretrained(first.model, tmp_path / "hf", tokenizer=first.processor)
+    transformers_jax.save_pretrained(first.model, tmp_path / "hf", processor=first.processor)
     known = evaluate(first)["loss"]
     # The sizes and the tokenizer are the checkpoint's, whatever the config says; dropout is the config's.
     second = change(

@@ -70,6 +70,9 @@ class Evaluate:
     """Leave out examples that are broken, and say how many."""
     settings: tuple[str, ...] = ()
     """Settings of the task other than the checkpoint's: no_answer=True length=256."""
+    report: str | None = None
+    """A directory to write into: predictions, the confusion matrix, a sheet of the most confident mistakes (of image
+    classifiers)."""
     batch_size: int = 8
     """Examples at a time."""
     which: Which = "best"
@@ -88,7 +91,8 @@ class Predict:
     input: str
     """A file of inputs, or - for standard input: one text a line, or one JSON value a line (.jsonl, and lines that
     begin with a brace): {"text": ..., "pair": ...}, {"words": [...]}, {"question": ..., "context": ...}; or a table
-    (.csv, .tsv, .parquet, .json) with these as columns."""
+    (.csv, .tsv, .parquet, .json) with these as columns. Of pictures: one, a directory of them, or a file that lists
+    their paths (a relative one starts where that file is)."""
     output: str = "-"
     """The file to write; - is standard output."""
     skip_bad: bool = False
@@ -201,7 +205,7 @@ def evaluate_command(arguments: list[str]) -> int:
         data = loaded.task.data(**changes) if isinstance(kind, type) else dataclasses.replace(kind, **changes)
     elif command.columns or command.skip_bad:
         raise ValueError("--columns and --skip-bad describe --data, which is not given")
-    metrics = evaluate(loaded, data, batch_size=command.batch_size)
+    metrics = evaluate(loaded, data, batch_size=command.batch_size, report=command.report)
     rule = loaded.task.scoring_rule()
     about = {"checkpoint": command.checkpoint, "step": loaded.step} | ({} if rule is None else {"scoring": rule})
     metrics = {name: value if math.isfinite(value) else None for name, value in metrics.items()}

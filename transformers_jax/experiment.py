@@ -18,10 +18,12 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transformers_jax.data import Data, Tokenizer, evaluation_batches, training_batches
+from transformers_jax.data import Data, ImageProcessor, Tokenizer, evaluation_batches, training_batches
 from transformers_jax.models import ModelConfig
+from transformers_jax.models.base import as_size
 from transformers_jax.nn import stacked_mask
 from transformers_jax.pretrained import find_directory, from_pretrained, save_pretrained
+from transformers_jax.pretrained.files import CONFIG, PREPROCESSOR, read_json
 from transformers_jax.runs import (
     FINGERPRINTS,
     alone_in,
@@ -78,6 +80,9 @@ class Experiment:
 TASK_FILE = "transformers_jax_task.json"
 """Beside a converted checkpoint: the settings of its task, which transformers' files have no place for."""
 
+PROCESSOR_FOLDERS = {Tokenizer: "tokenizer", ImageProcessor: "image_processor"}
+"""Where a run keeps what prepares its inputs."""
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -99,8 +104,8 @@ class Loaded:
         return self.model.config.labels
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write model, tokenizer and task as a Hugging Face checkpoint, which `load` and transformers read."""
-        save_pretrained(self.model, directory, tokenizer=self.processor)
+        """Write model, processor and task as a Hugging Face checkpoint, which `load` and transformers read."""
+        save_pretrained(self.model, directory, processor=self.processor)
         write_atomically(Path(directory) / TASK_FILE, json.dumps(to_data(self.task), indent=1) + "\n")
 
     def predict(self, inputs: Sequence[Any], *, batch_size: int = 32) -> list[dict[str, Any]]:
@@ -160,7 +165,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
                 config = dataclasses.replace(config, labels=(), problem_type=None)
         else:  # all that is needed of it is in the run by now
             config = from_data(begun["experiment"]["model"], ModelConfig)
-            processor = Tokenizer.load(workdir / "tokenizer")
+            processor = _processor_of_run(workdir)
         config = config.with_run_fields(experiment.model)
     examples = task.prepare(experiment.data, config, processor, seed=experiment.seed)
     assert examples.train is not None  # it was asked for
@@ -198,7 +203,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     else:
         start, state, meta = restored
     write_atomically(workdir / "experiment.json", json.dumps(description, indent=1) + "\n")
-    examples.processor.save(workdir / "tokenizer")
+    examples.processor.save(workdir / PROCESSOR_FOLDERS[type(examples.processor)])
     logger.truncate(start)
     logger.print_summary(_summary(experiment, examples, mesh, state.model, start, workdir))
     for change in changes:
@@ -288,8 +293,13 @@ def run_seeds(experiment: Experiment, workdir: str | Path, seeds: Sequence[int])
     return summary
 
 
-def evaluate(loaded: Loaded, data: Data | None = None, *, batch_size: int = 8) -> dict[str, float]:
-    """Metrics of a loaded model over the held-out part of `data`, or of what its run was trained on."""
+def evaluate(
+    loaded: Loaded, data: Data | None = None, *, batch_size: int = 8, report: str | Path | None = None
+) -> dict[str, float]:
+    """Metrics of a loaded model over the held-out part of `data`, or of what its run was trained on.
+
+    `report` is a directory to write into what the task shows of it: the confusion matrix, the worst mistakes.
+    """
     given = True
     if data is None:
         if loaded.experiment is None:
@@ -300,9 +310,13 @@ def evaluate(loaded: Loaded, data: Data | None = None, *, batch_size: int = 8) -
     examples = loaded.task.prepare(data, config, loaded.processor, training=False)
     if not given and examples.fingerprint != loaded.data_fingerprint:
         # Its held-out part may be text that the model was trained on.
-        raise ValueError(f"{FINGERPRINTS['data']}; name the text to evaluate on")
-    mesh = make_mesh(MeshConfig(data=1))
-    return make_evaluate(loaded.task, examples, mesh, batch_size, config=config)(loaded.model)
+        raise ValueError(f"{FINGERPRINTS['data']}; name the data to evaluate on")
+    over = _over_all(loaded.task.evaluate, make_mesh(MeshConfig(data=1)))
+    totals, rows = over(loaded.model, examples.validation, batch_size)
+    if report is not None:
+        Path(report).mkdir(parents=True, exist_ok=True)
+        loaded.task.report(rows, examples.extra, config, Path(report))
+    return loaded.task.finish(totals, rows, examples.extra, config)
 
 
 def make_evaluate(
@@ -431,9 +445,14 @@ def _load_run(directory: Path, which: Any, dtype: str | None, mesh: Mesh | None)
         step, model, _ = checkpointer.restore(which, model, part=part)
     finally:
         checkpointer.close()
-    return Loaded(
-        model, Tokenizer.load(directory / "tokenizer"), experiment.task, experiment, step, description["data"]
-    )
+    return Loaded(model, _processor_of_run(directory), experiment.task, experiment, step, description["data"])
+
+
+def _processor_of_run(directory: Path) -> Any:
+    for kind, folder in PROCESSOR_FOLDERS.items():
+        if (directory / folder).is_dir():
+            return kind.load(directory / folder)
+    raise FileNotFoundError(f"{directory} has none of {', '.join(PROCESSOR_FOLDERS.values())}; copy the whole run")
 
 
 def _checkpoints(experiment: Experiment, workdir: Path) -> tuple[str, Checkpointer]:
@@ -446,12 +465,29 @@ def _checkpoints(experiment: Experiment, workdir: Path) -> tuple[str, Checkpoint
 def _load_pretrained(source: str | Path, dtype: str | None, mesh: Mesh | None) -> Loaded:
     directory = find_directory(source)
     placed = None if mesh is None else functools.partial(sharding_of, mesh=mesh)
-    model = from_pretrained(directory, shardings=placed, changes=None if dtype is None else {"dtype": dtype})
+    processor, changes = _image_processor(directory), {} if dtype is None else {"dtype": dtype}
+    if processor is not None:
+        changes |= {"image_mean": processor.mean, "image_std": processor.std}
+    model = from_pretrained(directory, shardings=placed, changes=changes)
     task = task_of(model)
     if (directory / TASK_FILE).is_file():  # written by `convert`
         written = from_data(json.loads((directory / TASK_FILE).read_text()), Task)
         task = written if type(written) is type(task) else task
-    return Loaded(model, Tokenizer.load(directory), task)
+    return Loaded(model, Tokenizer.load(directory) if processor is None else processor, task)
+
+
+def _image_processor(directory: Path) -> ImageProcessor | None:
+    """The one that a Hugging Face checkpoint of an image model comes with, or that its family has without one."""
+    fields = read_json(directory / CONFIG)
+    if "image_size" not in fields:
+        return None
+    channels = fields.get("num_channels", 3)
+    if (directory / PREPROCESSOR).is_file():
+        return ImageProcessor.load(directory, channels=channels)
+    size = fields["image_size"]
+    return ImageProcessor.default_of(
+        str(fields.get("model_type")), as_size(tuple(size) if isinstance(size, list) else size), channels
+    )
 
 
 def load_config(name: str) -> Experiment:
@@ -490,7 +526,7 @@ def _continue_from(initial: Loaded, model: Any, build: Callable[[], Any], *, sam
 
     What is new and what is left out is logged; it can only be the head, and the pooler below it.
     """
-    held = named_leaves(initial.model)
+    held = model.config.carry_over(named_leaves(initial.model), initial.model.config)
     if not hasattr(initial.model, "backbone"):
         held = {f"backbone.{name}": leaf for name, leaf in held.items()}
     wanted = named_leaves(model)

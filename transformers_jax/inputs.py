@@ -1,14 +1,15 @@
-"""What `predict` is asked: texts and JSON lines, from a file, a table or standard input."""
+"""What `predict` is asked: texts, JSON lines or pictures, from files, a table or standard input."""
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from transformers_jax.data.files import decode_lines, kind_of, read_lines
 from transformers_jax.data.tables import read_rows
 from transformers_jax.experiment import Loaded, check_unicode
+from transformers_jax.tasks import Task
 
 TABLES = (".csv", ".tsv", ".parquet", ".json")
 
@@ -27,7 +28,7 @@ def read_inputs(loaded: Loaded, name: str, *, skip_bad: bool) -> list[Any]:
             raise ValueError(f"{message}; --skip-bad leaves such inputs out")
         skipped += 1
 
-    for where, value in _find_inputs(name, loaded.task.input_columns, bad):
+    for where, value in _find_inputs(name, loaded.task, bad):
         try:
             check_unicode(value, where)
             loaded.task.check_input(value, loaded.processor, where)
@@ -42,19 +43,22 @@ def read_inputs(loaded: Loaded, name: str, *, skip_bad: bool) -> list[Any]:
     return inputs
 
 
-def _find_inputs(name: str, columns: Sequence[str], bad: Callable[[str], None]) -> Iterator[tuple[str, Any]]:
+def _find_inputs(name: str, task: Task, bad: Callable[[str], None]) -> Iterator[tuple[str, Any]]:
     """Where each input is, and what it is."""
-    path = Path(name)
+    path, columns = Path(name), task.input_columns
+    if name != "-" and (files := task.input_files(name)) is not None:
+        yield from zip(files, files, strict=True)
+        return
     if name != "-" and (not path.exists() or path.is_dir()):
         raise FileNotFoundError(f"{name} is a directory; name a file" if path.is_dir() else f"no such file: {name}")
     if name != "-" and kind_of(path) in TABLES:
         optional = ("pair",) if columns == ("text",) else ()
         for row in read_rows(name, {column: column for column in columns}, optional=optional, bad=bad):
             cells = zip((*columns, *optional), row.values, strict=True)
-            yield row.where, {column: cell for column, cell in cells if cell is not None}
+            yield row.where, task.located({column: cell for column, cell in cells if cell is not None}, path.parent)
         return
     if name == "-":  # UTF-8, whatever the locale says
-        path = Path("standard input")
+        path = Path("standard input")  # whose parent is the current directory
         lines = decode_lines(path, sys.stdin.buffer, bad)
     else:
         lines = read_lines(path, bad)
@@ -64,8 +68,8 @@ def _find_inputs(name: str, columns: Sequence[str], bad: Callable[[str], None]) 
             bad(f"{where} is empty")
         elif kind_of(path) in (".jsonl", ".ndjson") or line.lstrip().startswith("{"):
             try:
-                yield where, json.loads(line)
+                yield where, task.located(json.loads(line), path.parent)
             except ValueError as error:
                 bad(f"{where}: {error}")
         else:
-            yield where, line
+            yield where, task.located(line, path.parent)

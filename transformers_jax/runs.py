@@ -78,8 +78,8 @@ def description_of_run(checkpointer: Checkpointer) -> dict[str, Any] | None:
 
 
 FINGERPRINTS = {
-    "data": "the text, its tokens or its held-out part are not those the run began with",
-    "processor": "the tokenizer is not the one the run began with",
+    "data": "the examples, their tokens or their held-out part are not those the run began with",
+    "processor": "the tokenizer or image processor is not the one the run began with",
 }
 
 

@@ -385,7 +385,7 @@ def test_an_interrupted_save_never_looks_complete(tiny, tmp_path, monkeypatch, b
     if moment == "moving":
         monkeypatch.setattr(files_module.os, "replace", fail)
     with pytest.raises(KeyboardInterrupt):
-        save_pretrained(other, directory, tokenizer=Tokenizer())
+        save_pretrained(other, directory, processor=Tokenizer())
     monkeypatch.undo()
     assert not list(directory.glob(".saving-*"))
     if before and moment != "moving":

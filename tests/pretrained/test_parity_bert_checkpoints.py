@@ -82,7 +82,7 @@ def test_minilm_in_one_padded_batch(minilm, shared_data, side):
 
 
 def test_minilm_goes_out_as_it_came_in(minilm, tmp_path):
-    save_pretrained(from_pretrained(minilm), tmp_path, tokenizer=Tokenizer.load(minilm))
+    save_pretrained(from_pretrained(minilm), tmp_path, processor=Tokenizer.load(minilm))
     ours, theirs = load_file(tmp_path / "model.safetensors"), load_file(minilm / "model.safetensors")
     del theirs["embeddings.position_ids"]  # 0 to 511, a buffer
     assert {name: x.tobytes() for name, x in ours.items()} == {name: x.tobytes() for name, x in theirs.items()}

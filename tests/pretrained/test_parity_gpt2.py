@@ -211,7 +211,7 @@ def test_classifiers(tmp_path, ids, head):
 def test_tokenizer_travels_along(tiny, tmp_path):
     text = "to be, or not to be: that is the question. " * 9
     tokenizer = Tokenizer.train_bpe([text], vocab_size=290)
-    save_pretrained(from_pretrained(tiny), tmp_path / "ours", tokenizer=tokenizer)
+    save_pretrained(from_pretrained(tiny), tmp_path / "ours", processor=tokenizer)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert theirs(text)["input_ids"] == list(tokenizer.encode(text))
     assert theirs.decode(theirs(text)["input_ids"]) == text

@@ -138,7 +138,7 @@ def test_masks_are_filled_in_as_by_the_pipeline_of_transformers(tmp_path):
     tokenizer = Tokenizer.train_wordpiece(words, vocab_size=90)
     config = BertConfig(vocab_size=tokenizer.vocab_size, max_length=24, dim=16, depth=2, heads=2, init_std=0.5)
     model = MaskedLM().build(config, rngs=nnx.Rngs(0))
-    save_pretrained(model, tmp_path, tokenizer=tokenizer)
+    save_pretrained(model, tmp_path, processor=tokenizer)
     texts = ["The [MASK] sat on a mat.", "[MASK] dog is not [MASK]", "unfill[MASK]!"]
     fill = transformers.pipeline("fill-mask", model=str(tmp_path), device="cpu")
     ours = load(tmp_path).predict(texts)

@@ -1,5 +1,6 @@
 """Where examples come from: text and labelled data, tokenizers, corpora on disk, and the pipeline of batches."""
 
+from transformers_jax.data.augmentation import Augmentation
 from transformers_jax.data.base import Data
 from transformers_jax.data.classification import ClassificationData, LabelledText, read_classification
 from transformers_jax.data.conll import EntityData, TaggedSentence, read_entities
@@ -35,6 +36,7 @@ from transformers_jax.data.tokenizers import Pieces, TextStream, Tokenizer
 
 __all__ = [
     "IGNORED_LABEL",
+    "Augmentation",
     "ClassificationData",
     "Corpus",
     "Data",

@@ -150,11 +150,12 @@ def save_pretrained(
     model: Any,
     directory: str | os.PathLike[str],
     *,
-    tokenizer: SavesFiles | None = None,
+    processor: SavesFiles | None = None,
     max_shard_size: int | str = "5GB",
 ) -> None:
     """Write `model` as a checkpoint that `from_pretrained` and transformers read: `config.json`, `model.safetensors`
-    (several with an index beyond `max_shard_size`), a decoder's `generation_config.json` and the tokenizer's files.
+    (several with an index beyond `max_shard_size`), a decoder's `generation_config.json` and the files of the
+    `processor`, which is a tokenizer or an image processor.
 
     Parameters keep their types. Written aside and moved into `directory` at the end; a checkpoint that was there is
     replaced. ValueError when transformers has no such model, or it computes something else.
@@ -170,8 +171,8 @@ def save_pretrained(
         write_tensors(new, sizes, read, max_shard_size=limit)
         if hasattr(model, "init_cache"):
             write_json(new / "generation_config.json", special)
-        if tokenizer is not None:
-            tokenizer.save(new)
+        if processor is not None:
+            processor.save(new)
         header = {"model_type": family.model_type, "architectures": [chosen.name], "dtype": kind}
         write_json(new / CONFIG, config | header)
 

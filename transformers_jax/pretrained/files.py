@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PREPROCESSOR = "preprocessor_config.json"
 FLOATS = {"F16": jnp.float16, "BF16": jnp.bfloat16, "F32": jnp.float32, "F64": np.float64}
 """The types of safetensors files that parameters are read from."""
 
@@ -24,7 +25,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_FILES = (
     *("config.json", "generation_config.json", "model.safetensors", "model-*.safetensors", INDEX),
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model"),
-    "preprocessor_config.json",
+    PREPROCESSOR,
 )
 
 

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+from transformers_jax.models import ImageConfig
 from transformers_jax.tasks.base import LOWER_IS_BETTER, Examples, Features, Task
+from transformers_jax.tasks.image_classification import ImageClassification
+from transformers_jax.tasks.image_embedding import ImageEmbedding
 from transformers_jax.tasks.language_modeling import LanguageModeling, cross_entropy
 from transformers_jax.tasks.masked_lm import MaskedLM
 from transformers_jax.tasks.span_extraction import SpanExtraction
@@ -14,6 +17,8 @@ __all__ = [
     "LOWER_IS_BETTER",
     "Examples",
     "Features",
+    "ImageClassification",
+    "ImageEmbedding",
     "LanguageModeling",
     "MaskedLM",
     "SpanExtraction",
@@ -25,13 +30,20 @@ __all__ = [
     "task_of",
 ]
 
-TASKS: tuple[type[Task], ...] = (LanguageModeling, MaskedLM, TextClassification, TokenClassification, SpanExtraction)
+TASKS: tuple[type[Task], ...] = (
+    LanguageModeling,
+    MaskedLM,
+    TextClassification,
+    TokenClassification,
+    SpanExtraction,
+    ImageClassification,
+)
 
 
 def task_of(model: Any) -> Task:
     """The task that the head of a model is for, with its default settings."""
     if not hasattr(model, "backbone"):
-        return TextEmbedding()
+        return ImageEmbedding() if isinstance(model.config, ImageConfig) else TextEmbedding()
     for task in TASKS:
         if type(model) is task.head:
             return task()

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import grain
@@ -28,11 +29,11 @@ LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "mean_squared_error")
 class Examples:
     """Data made ready for a task: examples are dicts of NumPy arrays without a batch axis.
 
-    `processor` turns raw inputs into arrays and travels with the checkpoint (a tokenizer): it has a `fingerprint` and
-    `save(directory)`. `fingerprint` identifies the data and its processing; `facts` are lines for the summary at the
-    start; `labels` are the names of the classes, `items_per_example` what one example counts for in rates, in `item`s
-    (its tokens, or one image); `extra` is what the task needs to finish its metrics (bytes of the held-out text, the
-    right answers).
+    `processor` turns raw inputs into arrays and travels with the checkpoint (a tokenizer, or an image processor): it
+    has a `fingerprint` and `save(directory)`. `fingerprint` identifies the data and its processing; `facts` are lines
+    for the summary at the start; `labels` are the names of the classes, `items_per_example` what one example counts for
+    in rates, in `item`s (its tokens, or one image); `extra` is what the task needs to finish its metrics (bytes of the
+    held-out text, the right answers) and for its report.
     """
 
     train: grain.MapDataset | Ragged | None
@@ -102,12 +103,25 @@ class Task:
         """Metrics by name, "loss" among them, from the totals and the rows over all held-out examples."""
         raise NotImplementedError
 
+    def report(self, rows: Sequence[Row], extra: Mapping[str, Any], config: Any, directory: Path) -> list[Path]:
+        """Write what a person wants to see of an evaluation into `directory`; gives the files."""
+        raise ValueError(f"{type(self).__name__} writes no report")
+
     def scoring_rule(self) -> str | None:
         """What a reader of the metrics has to know, if their names do not say it."""
         return None
 
     input_columns: ClassVar[tuple[str, ...]] = ("text",)
     """What an input of `predict` consists of where inputs are rows of a table."""
+
+    def input_files(self, name: str) -> list[str] | None:
+        """The inputs that `name` stands for where a file is an input itself, as a picture is; None where a file holds
+        inputs."""
+        return None
+
+    def located(self, value: Any, folder: Path) -> Any:
+        """An input that stands in a file in `folder`, whose paths, if it has any, start there."""
+        return value
 
     def check_input(self, value: Any, processor: Any, where: str) -> None:
         """ValueError naming `where` unless `value` is an input that `features` reads."""

@@ -1,0 +1,25 @@
+"""A small ViT on scikit-learn's handwritten digits, 1,797 pictures of 8 x 8 pixels: runs anywhere.
+
+    python train.py --config configs/vit_digits.py
+
+A fifth of the digits is held out.
+"""
+
+from transformers_jax.data import Augmentation, ImageData
+from transformers_jax.experiment import Experiment
+from transformers_jax.models import ViTConfig
+from transformers_jax.tasks import ImageClassification
+from transformers_jax.training.loop import TrainingConfig
+from transformers_jax.training.optimizer import OptimizerConfig
+
+
+def experiment() -> Experiment:
+    return Experiment(
+        task=ImageClassification(augmentation=Augmentation(shift=0.125, rotate=10), label_smoothing=0.1),
+        model=ViTConfig(image_size=8, patch_size=2, channels=1, dim=64, depth=4, heads=4, pooling="mean", unroll=4),
+        data=ImageData(source="builtin:digits", validation_fraction=0.2),
+        optimizer=OptimizerConfig(
+            learning_rate=2e-3, warmup_fraction=0.05, beta2=0.99, weight_decay=0.05, decay_rule="kernels"
+        ),
+        training=TrainingConfig(epochs=100, batch_size=64, eval_every=460, checkpoint_every=460, log_every=20),
+    )
