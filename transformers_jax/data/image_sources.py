@@ -130,7 +130,7 @@ class TfdsImages(Images):
         found, self._source = self._open()
         # The image stays out of what is decoded for the labels.
         found.names = [columns.label]
-        found.data = _one_feature(found, columns.label)
+        found.data = _only(found, columns.label)
         self.labels, self._numbers = [], []
         for row in found.rows(bad):
             try:
@@ -149,7 +149,7 @@ class TfdsImages(Images):
         found = TfdsSet(self._specification, {"image_column": image, "label_column": self._columns.label})
         if not isinstance(found.features[image], tfds.features.Image):
             raise ValueError(f"{self._specification}: {image!r} is a {type(found.features[image]).__name__}, no image")
-        return found, _one_feature(found, image)
+        return found, _only(found, image)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_source": None}  # open files; a worker opens its own
@@ -163,13 +163,18 @@ class TfdsImages(Images):
         return f"{self._specification}, example {self._numbers[number]}"
 
 
-def _one_feature(found: TfdsSet, name: str) -> Any:
-    """The examples with one feature only; an image stays encoded."""
+def _only(found: TfdsSet, name: str) -> Any:
+    """The examples with one feature decoded, unless it is an image; images are decoded elsewhere."""
     import tensorflow_datasets as tfds
 
     builder: Any = found.builder
-    skip: Any = {name: tfds.decode.SkipDecoding()} if isinstance(found.features[name], tfds.features.Image) else None
-    return builder.as_data_source(found.data.split, decoders=tfds.decode.PartialDecoding({name: True}, decoders=skip))
+    nested = (tfds.features.FeaturesDict, tfds.features.Sequence)
+    skipped = {
+        key: tfds.decode.SkipDecoding()
+        for key, feature in found.features.items()
+        if (key != name or isinstance(feature, tfds.features.Image)) and not isinstance(feature, nested)
+    }
+    return builder.as_data_source(found.data.split, decoders=skipped)
 
 
 def digest(*parts: bytes | np.ndarray) -> bytes:
