@@ -92,7 +92,7 @@ class _Worker:
 
     def _died(self) -> RuntimeError:
         try:
-            code = self.process.wait(1)
+            code = self.process.wait(5)
         except subprocess.TimeoutExpired:
             return RuntimeError(f"worker process {self.process.pid} of the data pipeline stopped answering")
         how = f"with code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
