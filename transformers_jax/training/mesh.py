@@ -17,6 +17,7 @@ BATCH_SPEC = PartitionSpec(("data", "fsdp"))
 
 SHARDING_RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(embedding|positions)\.embedding$", ("tensor", "fsdp")),
+    (r"patch_embedding\.projection\.kernel$", (None, "fsdp")),
     (r"attention\.(query|key|value)\.kernel$", ("fsdp", "tensor")),
     (r"attention\.(query|key|value)\.bias$", ("tensor",)),
     (r"attention\.output\.kernel$", ("tensor", "fsdp")),

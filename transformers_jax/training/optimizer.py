@@ -36,8 +36,9 @@ _DECAYED: dict[str, Callable[[str], bool]] = {
 # Muon is for hidden matrices: the layers that touch tokens, pixels or labels stay with AdamW.
 _INPUT_OR_OUTPUT = re.compile(r"(^|\.)(\w*head|\w*embeddings?)(\.|$)")
 _IN_STACK = re.compile(r"(|.*?\.)stack\.layers\.(\d+)\.")
-# What a backbone has before its stack: token, patch and position embeddings, their norm and projection.
-_EMBEDDINGS = re.compile(r"(embed|position|token_type|patch|class_token|mask_token)\w*(\.|$)")
+# What a backbone has before its stack: token, patch and position embeddings, their norm and projection, and tokens of
+# its own (class_token, distillation_token).
+_EMBEDDINGS = re.compile(r"(embed|position|token_type|patch|\w+_token)\w*(\.|$)")
 
 
 @dataclasses.dataclass(frozen=True)
