@@ -115,6 +115,11 @@ class ImageProcessor:
             return self.resize
         assert self.resize is not None
         longer = int(self.resize * max(height, width) / min(height, width))
+        if longer * self.resize > (Image.MAX_IMAGE_PIXELS or math.inf):
+            raise ValueError(
+                f"an image of {width} x {height} pixels, too long to resize its shorter side to {self.resize} "
+                f"({longer:,} x {self.resize} pixels are more than PIL.Image.MAX_IMAGE_PIXELS)"
+            )
         return (longer, self.resize) if width <= height else (self.resize, longer)
 
     def at_size(self, size: tuple[int, int]) -> "ImageProcessor":
@@ -306,8 +311,9 @@ def _from_settings(content: dict[str, Any], channels: int) -> ImageProcessor:
     if _flag(settings, "do_pad", False):
         raise ValueError("do_pad is true, which is not supported")
     settings.pop("pad_size", None)
-    if settings:
-        name, value = next(iter(sorted(settings.items())))
+    unknown = {name: value for name, value in settings.items() if not (name.startswith("do_") and value is False)}
+    if unknown:
+        name, value = min(unknown.items())
         raise ValueError(f"the setting {name} = {value!r:.60} is not known, and may change the pixels")
     resampling: Any = Image.Resampling(resample).name.lower()
     return ImageProcessor(

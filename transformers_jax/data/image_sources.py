@@ -168,7 +168,7 @@ def _only(found: TfdsSet, name: str) -> Any:
     import tensorflow_datasets as tfds
 
     builder: Any = found.builder
-    nested = (tfds.features.FeaturesDict, tfds.features.Sequence)
+    nested = (tfds.features.FeaturesDict, tfds.features.Sequence)  # these cannot be skipped
     skipped = {
         key: tfds.decode.SkipDecoding()
         for key, feature in found.features.items()
