@@ -124,6 +124,15 @@ def test_train_alone_is_split_and_may_be_a_class(tmp_path):
     held_out = read(root, "validation", validation_fraction=0.2)
     assert held_out.labels == ("a", "b")
     assert len(read(root, "train", validation_fraction=0.2)) == 8
+    tree(tmp_path / "more" / "train", a=1, b=1)
+    tree(tmp_path / "more" / "test", a=1)
+    (tmp_path / "more" / "devkit").mkdir()  # says nothing about classes
+    assert read(tmp_path / "more", "validation").labels == ("a",)
+    put(tmp_path / "flat" / "val" / "0.png")
+    tree(tmp_path / "flat" / "train", a=1, b=1)
+    assert read(tmp_path / "flat", "train").labels == ("a", "b")
+    with pytest.raises(ValueError, match="flat/val: there is no folder of a class in it"):
+        read(tmp_path / "flat", "validation")
     vehicles = tree(tmp_path / "vehicles", train=2, bus=2, test=1)
     assert set(read(vehicles).labels) == {"train", "bus", "test"}
 

@@ -58,7 +58,6 @@ def decode_image(source: ImageSource, *, channels: int = 3, where: str | None = 
     is_path = isinstance(source, (str, os.PathLike))
     where = where or (show_path(os.fspath(source)) if is_path else "image")
     with _one_line(where), _quiet:
-        ImageFile.LOAD_TRUNCATED_IMAGES = False  # other packages set it, and it fills what is missing with grey
         if isinstance(source, Image.Image):
             return _finish(source, channels)
         if isinstance(source, np.ndarray):
@@ -77,7 +76,6 @@ def check_image(source: ImageSource, *, channels: int = 3, where: str | None = N
         decode_image(source, channels=channels, where=where)
         return
     where = where or (show_path(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else "image")
-    ImageFile.LOAD_TRUNCATED_IMAGES = False
     with _one_line(where), _quiet, _open_file(source) as file, _open(file) as image:
         if image.mode == "F" or not _looks_whole(file, image.format):
             _finish(_load(image, file), channels)
@@ -91,6 +89,7 @@ def show_path(path: str) -> str:
 @contextlib.contextmanager
 def _one_line(where: str) -> Iterator[None]:
     """Whatever Pillow raises for a bad file, and it has many types for that, as an error of one line."""
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # other packages set it, and it fills what is missing with grey
     try:
         yield
     except FileNotFoundError:

@@ -220,13 +220,13 @@ def _directory(path: Path, columns: Columns, bad: BadExamples, *, for_validation
         files = [entry.name for entry in shown if not entry.is_dir()]
     classes = functools.partial(_class_folders, bad=bad)
     if folders:
-        if TRAIN not in folders or set(folders) - {TRAIN, *VALIDATION} or not _has_folders(path / TRAIN):
-            yield "whole", lambda: classes(path, empty="skip" if for_validation else "raise")
-            return
         validation = next((name for name in VALIDATION if name in folders), None)
-        yield "train" if validation else "whole", lambda: classes(path / TRAIN, empty="raise")
-        if validation:
-            yield "validation", lambda: classes(path / validation, empty="skip")
+        if TRAIN in folders and (validation or folders == [TRAIN]) and _has_folders(path / TRAIN):
+            yield "train" if validation else "whole", lambda: classes(path / TRAIN, empty="raise")
+            if validation:
+                yield "validation", lambda: classes(path / validation, empty="skip")
+        else:
+            yield "whole", lambda: classes(path, empty="skip" if for_validation else "raise")
         return
     idx = [path / name for name in files if _is_idx(name)]
     for file in idx:
@@ -262,6 +262,10 @@ def _has_folders(path: Path) -> bool:
 def _class_folders(root: Path, *, bad: BadExamples, empty: Literal["raise", "skip"]) -> Images:
     with _readable(root), os.scandir(root) as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise ValueError(
+            f"{show_path(str(root))}: there is no folder of a class in it; images are read from CLASS/IMAGE"
+        )
     found: list[_File] = []
     labels: list[str] = []
     for name in names:
