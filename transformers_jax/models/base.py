@@ -229,7 +229,8 @@ class ImageConfig(TransformerConfig):
         super().__post_init__()
         for name in ("image_size", "patch_size"):
             size = getattr(self, name)
-            if not all(isinstance(x, int) and x >= 1 for x in as_size(size)) or len(as_size(size)) != 2:
+            sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
+            if not all(isinstance(x, int) and x >= 1 for x in sides):
                 raise ValueError(f"{name}={size} must be a whole number of pixels, or two (height, width)")
         self.check_positive("channels")
         self.check_rates("stochastic_depth")
