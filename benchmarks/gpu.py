@@ -1,10 +1,11 @@
-"""Speed on one NVIDIA GPU, and whether fused attention takes the masks it must. About four minutes.
+"""Speed on one NVIDIA GPU, and whether fused attention takes the masks it must. About six minutes.
 
     python benchmarks/gpu.py --torch-python ~/venvs/torch-cuda/bin/python
 
-GPT-2 124M in bfloat16: training (tokens a second, and the share of the GPU's peak that is put to use), forward,
-generation; beside PyTorch where its interpreter has it with CUDA. Without a GPU it says so and ends with 0;
-`--try-on-cpu` runs everything there with tiny sizes, only to see that it runs.
+In bfloat16, beside PyTorch where its interpreter has it with CUDA: GPT-2 124M, training, forward and generation;
+BERT-base and ViT-B/16, training and forward. For training steps also the rate, and the share of the GPU's peak that is
+put to use. Without a GPU it says so and ends with 0; `--try-on-cpu` runs everything there with tiny sizes, only to see
+that it runs.
 """
 
 import argparse
@@ -23,19 +24,26 @@ import jax.numpy as jnp
 from jax import Array
 from side_by_side import Contender, Row, alternate, measure, report
 
-from transformers_jax.models import GPTConfig
+from transformers_jax.models import BertConfig, GPTConfig, ViTConfig
 from transformers_jax.nn import Causal, Full, attend, choose_implementation
 
 PEAK_TFLOPS = {"H100": 989, "H200": 989, "A100": 312, "L4": 121, "4090": 165, "L40S": 362}
 """Dense bfloat16 peaks by a part of the device's name, from NVIDIA's data sheets."""
 GPT2 = dict(vocab_size=50304, max_length=1024, dim=768, depth=12, heads=12)
+BASE = dict(dim=768, depth=12, heads=12)
 TINY = dict(vocab_size=96, max_length=64, dim=32, depth=2, heads=2)
+TINY_BASE = dict(dim=32, depth=2, heads=2)
 TOLERANCE = 2e-2
 MFU_BAR = 0.45
 
 
-def rows(model: dict[str, int], batch: int, length: int, new: int) -> tuple[Row, ...]:
+def rows(
+    model: dict[str, int], batch: int, length: int, new: int, base: dict[str, int], texts: int, images: int
+) -> tuple[Row, ...]:
+    """`texts` of half the length, and `images` of 224 x 224, go to BERT and ViT of the sizes `base`."""
     prompt = length // 2 - new // 2
+    text = dict(batch=texts, length=length // 2, model=base)
+    image = dict(batch=images, model=base)
     return (
         Row("gpu_train", f"training step, bfloat16, {batch} x {length}", {"torch": 1.0},
             dict(batch=batch, length=length, model=model)),
@@ -45,16 +53,28 @@ def rows(model: dict[str, int], batch: int, length: int, new: int) -> tuple[Row,
             dict(batch=1, prompt=prompt, new=new, model=model)),
         Row("gpu_generate_64", f"generation, 64 x ({prompt} + {new}), greedy", {"torch": 1.0},
             dict(batch=64, prompt=prompt, new=new, model=model)),
+        Row("gpu_bert_train", f"BERT masked-LM training step, bfloat16, {texts} x {length // 2}; ours reads out the "
+            "masked tokens only", {"torch": 1.0}, text),
+        Row("gpu_bert_forward", f"BERT masked-LM forward, bfloat16, {texts} x {length // 2}, all logits",
+            {"torch": 1.0}, text),
+        Row("gpu_vit_train", f"ViT training step, bfloat16, {images} x 224 x 224", {"torch": 1.0}, image),
+        Row("gpu_vit_forward", f"ViT forward, bfloat16, {images} x 224 x 224", {"torch": 1.0}, image),
     )  # fmt: skip
 
 
-def use_of_peak(seconds: float, model: dict[str, int], batch: int, length: int, peak_tflops: float | None) -> str:
-    """Tokens a second and, where the GPU's peak is known, MFU."""
-    rate = batch * length / seconds
-    line = f"{rate:,.0f} tokens/s"
+def use_of_peak(row: Row, seconds: float, peak_tflops: float | None) -> str:
+    """Tokens or images a second and, where the GPU's peak is known, MFU (for BERT that of its layers)."""
+    size = row.size
+    kind = {"gpu_train": GPTConfig, "gpu_bert_train": BertConfig, "gpu_vit_train": ViTConfig}[row.name]
+    items = size["batch"] * size.get("length", 1)
+    config, rate = kind(**size["model"]), items / seconds
+    line = f"{rate:,.0f} {'tokens' if 'length' in size else 'images'}/s"
     if peak_tflops:
-        mfu = rate * GPTConfig(**model).flops_per_token(length) / (peak_tflops * 1e12)
-        line += f", MFU {mfu:.1%} (bar {MFU_BAR:.0%} {'reached' if mfu >= MFU_BAR else 'NOT reached'})"
+        flops = config.flops_per_token(size["length"]) if "length" in size else config.flops_per_example()
+        mfu = rate * flops / (peak_tflops * 1e12)
+        line += f", MFU {mfu:.1%}"
+        if row.name == "gpu_train":
+            line += f" (bar {MFU_BAR:.0%} {'reached' if mfu >= MFU_BAR else 'NOT reached'})"
     return line
 
 
@@ -169,19 +189,19 @@ def main() -> None:
     good = check_attention()
     time_attention(*((16, 1024, 12, 64, 5, 20) if on_gpu else (2, 32, 2, 16, 2, 2)))
 
-    model, batch, length, new = (GPT2, options.batch, 1024, 128) if on_gpu else (TINY, 2, 32, 8)
+    sizes = (GPT2, options.batch, 1024, 128, BASE, 64, 128) if on_gpu else (TINY, 2, 32, 8, TINY_BASE, 2, 2)
     contenders = {
         "ours": Contender("work_ours_gpu", sys.executable),
         "torch": Contender("work_torch_gpu", options.torch_python),
     }
     data = {"device": name, "rows": {}}
-    for row in rows(model, batch, length, new):
+    for row in rows(*sizes):
         seconds = 1.0 if on_gpu else 0.01
         results = measure(row, contenders, rounds=options.rounds, seconds=seconds, pause=0.1, threads=2)
         data["rows"][row.name] = report(row, results)
         for contender, result in results.items():
-            if row.name == "gpu_train" and result.seconds:
-                print(f"  {contender:14} {use_of_peak(result.median, model, batch, length, peak)}")
+            if row.name.endswith("train") and result.seconds:
+                print(f"  {contender:14} {use_of_peak(row, result.median, peak)}")
     if options.json:
         options.json.write_text(json.dumps(data, indent=1) + "\n")
     if not good:

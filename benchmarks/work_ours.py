@@ -194,8 +194,8 @@ class ImageLabels(Task):
         return jax.numpy.sum(losses), jax.numpy.asarray(len(losses))
 
 
-def vit_config(**sizes: int) -> ViTConfig:
-    return ViTConfig(labels=tuple(str(i) for i in range(1000)), **sizes)
+def vit_config(**fields: Any) -> ViTConfig:
+    return ViTConfig(labels=tuple(str(i) for i in range(1000)), **fields)
 
 
 def vit_batch(batch: int) -> dict[str, np.ndarray]:

@@ -102,8 +102,15 @@ def gpt2_generate(batch: int, prompt: int, new: int, beams: int = 1) -> tuple[Ru
     return run, "sdpa"
 
 
-def bert(dropout: float) -> torch.nn.Module:
-    config = transformers.BertConfig(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+def bert(dropout: float, dim: int = 768, depth: int = 12, heads: int = 12) -> torch.nn.Module:
+    config = transformers.BertConfig(
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        hidden_size=dim,
+        num_hidden_layers=depth,
+        num_attention_heads=heads,
+        intermediate_size=4 * dim,
+    )
     config._attn_implementation = "sdpa"
     return transformers.BertForMaskedLM(config)
 
