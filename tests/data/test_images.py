@@ -1,5 +1,6 @@
 """Which images there are, their labels, which are held out, and which are refused before training."""
 
+import errno
 import gzip
 import io
 import json
@@ -247,6 +248,20 @@ def test_folders_that_hold_no_images(tmp_path):
         read(tmp_path, "validation", validation_source=str(tmp_path))
 
 
+def test_a_folder_that_the_system_refuses(tmp_path, monkeypatch):
+    tree(tmp_path, a=1, b=1)
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("/b"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)  # root may open everything
+    with pytest.raises(ValueError, match=f"^{tmp_path}/b: cannot be read .Permission denied."):
+        read(tmp_path)
+
+
 def test_links_are_followed_and_files_read_once(tmp_path):
     tree(tmp_path / "real", a=2)
     root = tree(tmp_path / "set", b=1)
@@ -469,12 +484,11 @@ def test_a_set_goes_to_another_process(tmp_path, prepare_tfds):
 
 def test_many_files_stay_small():
     count = 20_000
-    names = [f"n{i // 1000:08}/n{i // 1000:08}_{i}.JPEG" for i in range(count)]
-    labels = [name.split("/")[0] for name in names]
-    labels = [sys.intern(label) for label in labels]
-    files = Files("/data/imagenet", names, labels, [(1000 + i, i) for i in range(count)])
-    assert files[1234] == f"/data/imagenet/{names[1234]}" and files[0].endswith(names[0])
-    assert files.where(count - 1) == f"/data/imagenet/{names[-1]}"
+    paths = [f"n{i // 1000:08}/n{i // 1000:08}_{i}.JPEG" for i in range(count)]
+    labels = [sys.intern(path.split("/")[0]) for path in paths]
+    files = Files("/data/imagenet", [path.encode() for path in paths], labels, np.ones((count, 2), np.int64))
+    assert files[1234] == f"/data/imagenet/{paths[1234]}" and files[0] == f"/data/imagenet/{paths[0]}"
+    assert files.where(count - 1) == f"/data/imagenet/{paths[-1]}"
     assert len(pickle.dumps(files)) < 60 * count
 
 

@@ -75,15 +75,14 @@ class Files(Images):
     def __init__(
         self,
         root: str,
-        names: Sequence[str],
+        names: Sequence[bytes],
         labels: list[str],
-        stats: Sequence[tuple[int, int]],
+        stats: np.ndarray,  # of each file, size and time
         places: Places | None = None,
     ):
-        encoded = [os.fsencode(name) for name in names]
         self.root, self.labels, self._places = root, labels, places
-        self._names, self._ends = b"".join(encoded), np.cumsum([len(name) for name in encoded], dtype=np.int64)
-        sizes, times = np.array(stats, np.int64).reshape(-1, 2).T
+        self._names, self._ends = b"".join(names), np.cumsum([len(name) for name in names], dtype=np.int64)
+        sizes, times = stats.reshape(-1, 2).T
         self.identity = digest(self._names, self._ends, sizes)
         self._version = digest(self.identity, times)
 
@@ -266,8 +265,9 @@ def _class_folders(root: Path, *, bad: BadExamples, empty: Literal["raise", "ski
         raise ValueError(
             f"{show_path(str(root))}: there is no folder of a class in it; images are read from CLASS/IMAGE"
         )
-    found: list[_File] = []
+    paths: list[bytes] = []
     labels: list[str] = []
+    stats, linked = [np.empty((0, 2), np.int64)], False
     for name in names:
         if not name.isprintable():
             raise ValueError(f"{show_path(str(root / name))}: the name of this folder is no name for a class")
@@ -277,12 +277,12 @@ def _class_folders(root: Path, *, bad: BadExamples, empty: Literal["raise", "ski
                 f"{root / name}: no image of the class {name!r} is in this folder; "
                 "remove the folder, or hide it by a dot before its name"
             )
-        found += files
+        paths += [os.fsencode(file.name) for file in files]
         labels += [name] * len(files)
-    if any(file.linked for file in found):
-        kept = list(_without_duplicates(str(root), found, labels, bad))
-        found, labels = [found[i] for i in kept], [labels[i] for i in kept]
-    return Files(str(root), [file.name for file in found], labels, [(file.size, file.time) for file in found])
+        stats.append(np.array([(file.size, file.time) for file in files], np.int64).reshape(-1, 2))
+        linked = linked or any(file.linked for file in files)
+    kept = list(_without_duplicates(str(root), paths, labels, bad)) if linked else range(len(paths))
+    return Files(str(root), [paths[i] for i in kept], [labels[i] for i in kept], np.concatenate(stats)[kept])
 
 
 class _File(NamedTuple):
@@ -315,15 +315,16 @@ def _files_below(root: str, folder: str, bad: BadExamples) -> Iterator[_File]:
                         bad(f"{show_path(entry.path)}: not a file, or a link to none")
 
 
-def _without_duplicates(root: str, files: Sequence[_File], labels: Sequence[str], bad: BadExamples) -> Iterator[int]:
+def _without_duplicates(root: str, paths: list[bytes], labels: list[str], bad: BadExamples) -> Iterator[int]:
     first: dict[str, int] = {}
-    for number, file in enumerate(files):
-        earlier = first.setdefault(os.path.realpath(os.path.join(root, file.name)), number)
+    for number, path in enumerate(paths):
+        full = os.path.join(root, os.fsdecode(path))
+        earlier = first.setdefault(os.path.realpath(full), number)
         if earlier == number:
             yield number
         elif labels[earlier] != labels[number]:
-            paths = [show_path(os.path.join(root, files[i].name)) for i in (number, earlier)]
-            bad(f"{paths[0]}: the same file as {paths[1]}, but in the folder of another class")
+            other = os.path.join(root, os.fsdecode(paths[earlier]))
+            bad(f"{show_path(full)}: the same file as {show_path(other)}, but in the folder of another class")
 
 
 # Tables
@@ -359,7 +360,8 @@ def _table(path: Path, columns: Columns, bad: BadExamples) -> Images:
     encoded = [cell for cell in cells if isinstance(cell, bytes)]
     if encoded:
         return Cells(encoded, labels, places)
-    return Files(str(root), [cell for cell in cells if isinstance(cell, str)], labels, stats, places)
+    names = [os.fsencode(cell) for cell in cells if isinstance(cell, str)]
+    return Files(str(root), names, labels, np.array(stats, np.int64), places)
 
 
 def _cell(column: str, value: Any) -> str | bytes:
