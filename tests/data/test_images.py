@@ -331,6 +331,18 @@ def test_tables_of_every_kind(tmp_path):
     assert read(bare, image_column="0", label_column="1").labels == ("cat", "dog", "cat", "dog")
 
 
+def test_tables_of_parts(tmp_path):
+    put(tmp_path / "a.png").rename(tmp_path / ".a.png")
+    for name, label in (("train-0", "x"), ("train-1", "y"), ("validation", "z"), ("test", "never")):
+        write_csv(tmp_path / f"{name}.csv", [(".a.png", label)])
+    assert read(tmp_path, "train").labels == ("x", "y")
+    assert read(tmp_path, "validation").labels == ("z",)
+    (tmp_path / "validation.csv").unlink()
+    assert read(tmp_path, "validation").labels == ("never",)
+    (tmp_path / "test.csv").unlink()
+    assert read(tmp_path).labels == ("x", "y")
+
+
 def test_bytes_in_parquet_as_datasets_writes_them(tmp_path):
     cells = [{"bytes": encoded(i * 40, "JPEG"), "path": f"{i}.jpg"} for i in range(3)]
     features = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
@@ -538,6 +550,9 @@ def test_idx_files(tmp_path, ending):
     assert train.labels == ("0", "1", "2") * 4 and held_out.labels == ("0", "1", "2", "0")
     np.testing.assert_array_equal([np.array(train.read(i)) for i in range(12)], pixels)
     np.testing.assert_array_equal([np.array(held_out.read(i)) for i in range(4)], pixels[:4])
+    if ending == "-ubyte":  # a packed copy beside it, as downloads leave it
+        write_idx(tmp_path / "train-images-idx3-ubyte.gz", pixels)
+        assert len(read(tmp_path, "train")) == 12
     one = tmp_path / f"train-images-idx3{ending}"
     assert len(read(one, "validation", validation_fraction=0.25)) == 3
     assert train.where(3) == f"{one}, image 3"

@@ -189,8 +189,11 @@ def digest(*parts: bytes | np.ndarray) -> bytes:
 # Reading
 
 
-Found = tuple[Literal["train", "validation", "whole"], Callable[[], Images]]
-"""A part that a source has by itself, or the whole of one that has none, and how to read it."""
+Share = Literal["train", "validation", "whole"]
+"""A part that a source has by itself, or the whole of one that has none."""
+
+Found = tuple[Share, Callable[[], Images]]
+"""It, and how to read it."""
 
 
 def open_source(piece: str, columns: Columns, bad: BadExamples, *, for_validation: bool) -> Iterator[Found]:
@@ -227,19 +230,33 @@ def _directory(path: Path, columns: Columns, bad: BadExamples, *, for_validation
         else:
             yield "whole", lambda: classes(path, empty="skip" if for_validation else "raise")
         return
-    idx = [path / name for name in files if _is_idx(name)]
-    for file in idx:
-        held_out = len(idx) > 1 and not file.name.startswith(TRAIN)
-        name = "whole" if len(idx) == 1 else "validation" if held_out else "train"
-        yield name, functools.partial(_read_idx, file)
-    tables = [path / name for name in files if kind_of(path / name) in ROWS]
+    idx = [name for name in files if _is_idx(name) and not (name.endswith(".gz") and name[:-3] in files)]
+    tables = [name for name in files if kind_of(path / name) in ROWS]
     if not idx and not tables:
         raise ValueError(
             f"{show_path(str(path))}: no folder of a class, no table ({', '.join(ROWS)}) and no IDX file is in it; "
             "images are read from CLASS/IMAGE or train/CLASS/IMAGE"
         )
-    for table in [] if idx else tables:
-        yield "whole", functools.partial(_table, table, columns, bad)
+    for part, name in _by_part(idx or tables):
+        yield (
+            part,
+            functools.partial(_read_idx if idx else functools.partial(_table, columns=columns, bad=bad), path / name),
+        )
+
+
+def _by_part(names: Sequence[str]) -> Iterator[tuple[Share, str]]:
+    """The parts that files are, if their names tell a part to train on and one for validation."""
+    train = [name for name in names if TRAIN in name]
+    others = [name for name in names if TRAIN not in name]
+    held_out = next((found for word in ("val", "t10k", "test") if (found := [n for n in others if word in n])), [])
+    if not train or not held_out:
+        for name in names:
+            yield "whole", name
+        return
+    for name in train:
+        yield "train", name
+    for name in held_out:
+        yield "validation", name
 
 
 @contextlib.contextmanager

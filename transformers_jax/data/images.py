@@ -96,10 +96,11 @@ def read_images(data: ImageData, *, part: Part, channels: int = 3) -> ImageSet:
     order of the class names, then of the paths; rows of tables in their order. Links are followed, and a file that
     two links lead to is read once.
 
-    A source that has parts of its own (`train` and `val` folders, `train-` and `t10k-` IDX files) gives its own
-    validation part; one without is split if there is no other: each class gives its share of `validation_fraction`,
-    the same examples for every seed, and keeps at least one to train on. The shares are whole numbers whose sum is
-    that of all examples, by largest remainder.
+    A source that has parts of its own (`train` and `val` folders; tables or IDX files of a directory whose names tell
+    `train` and `val`, `t10k` or `test`) gives its own validation part; a `test` beside a `val` is left alone. One
+    without is split if there is no other: each class gives its share of `validation_fraction`, the same examples for
+    every seed, and keeps at least one to train on. The shares are whole numbers whose sum is that of all examples, by
+    largest remainder.
 
     Raises `ValueError` or `FileNotFoundError` that names the file for the first bad image (see `ImageData.check`), or,
     with `data.skip_bad`, decodes everything, leaves bad ones out, and logs how many.
