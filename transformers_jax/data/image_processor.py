@@ -122,13 +122,6 @@ class ImageProcessor:
             )
         return (longer, self.resize) if width <= height else (self.resize, longer)
 
-    def at_size(self, size: tuple[int, int]) -> "ImageProcessor":
-        """The same for pictures of another (height, width): the side it resizes to grows with the longer one."""
-        resize = self.resize if self.resize is None else size
-        if isinstance(self.resize, int):
-            resize = round(self.resize * max(size) / max(self.size))
-        return dataclasses.replace(self, size=size, resize=resize)
-
     def normalise(self, pixels: np.ndarray) -> np.ndarray:
         """(pixels / 255 - mean) / std of uint8 pixels (..., channels), as float32."""
         scaled = (pixels.astype(np.float64) * (1 / 255)).astype(np.float32)

@@ -27,7 +27,6 @@ from transformers_jax.data.image_files import SUFFIXES, check_image
 from transformers_jax.data.image_processor import Resampling
 from transformers_jax.models import ImageClassifier
 from transformers_jax.models.base import ImageConfig, Size, as_size
-from transformers_jax.nn.patch import show_size
 from transformers_jax.tasks.base import Examples, Features, Row, Task, fingerprint, usable
 from transformers_jax.tasks.labels import LabelNames, show_counts
 from transformers_jax.tasks.metrics import class_metrics, need
@@ -100,7 +99,7 @@ class ImageClassification(Task):
                 resampling=self.resampling,
             )
         elif self.image_size is not None:
-            processor = processor.at_size(size)
+            processor = processor.resized(size)
         train, held_out = (read_images(data, part=part, channels=config.channels) for part in ("train", "validation"))
         names = LabelNames(config.labels or LabelNames.of(train.labels).names)
         parts = {}
@@ -129,8 +128,7 @@ class ImageClassification(Task):
             facts={
                 "labels": show_counts(names, targets),
                 "pictures": f"{data.source}: {len(indices):,} to train on, {len(held_out_indices):,} held out",
-                "size": f"{show_size(size)} pixels, {config.channels} channels"
-                + (", by the checkpoint's processor" if given else ""),
+                "processor": processor.describe() + (", of the checkpoint" if given else ""),
             },
             extra={"pictures": held_out_pictures, "where": [held_out.where(i) for i in held_out_indices]},
         )
