@@ -132,12 +132,13 @@ def load_pretrained(
             family, read, files, asked=architecture, named=named, fits=lambda one: one.fits(configured(one))
         )
         config = configured(chosen)
+        resizable: tuple[str, ...] = getattr(config, "RESIZABLE", ())
         return engine.load(
             family,
             chosen,
             config,
             files,
-            held=dataclasses.replace(config, **{name: getattr(read, name) for name in config.RESIZABLE}),
+            held=dataclasses.replace(config, **{name: getattr(read, name) for name in resizable}),
             shardings=shardings,
             choose_head=architecture is not None,
             new_head=new_head,
