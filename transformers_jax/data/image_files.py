@@ -63,7 +63,8 @@ def decode_image(source: ImageSource, *, channels: int = 3, where: str | None = 
         if isinstance(source, np.ndarray):
             return _finish(_from_array(source), channels)
         with _open_file(source) as file, _open(file) as image:
-            return _finish(_load(image, file), channels)
+            # Pillow lets go of a JPEG's file once it is loaded, and what is loaded here is nobody else's.
+            return _finish(_load(image, file), channels, copy=image.format != "JPEG")
 
 
 def check_image(source: ImageSource, *, channels: int = 3, where: str | None = None, full: bool = False) -> None:
@@ -238,8 +239,8 @@ def _to_8_bits(values: np.ndarray) -> np.ndarray:
     return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
-def _finish(image: Image.Image, channels: int) -> Image.Image:
-    """Upright and in the mode wanted; never the image itself."""
+def _finish(image: Image.Image, channels: int, *, copy: bool = True) -> Image.Image:
+    """Upright and in the mode wanted; with `copy`, never the image itself."""
     _check_size(image)
     image.load()
     try:
@@ -260,7 +261,9 @@ def _finish(image: Image.Image, channels: int) -> Image.Image:
     grey = image.mode in ("1", "L", "LA")
     if channels == 1 and not grey:
         image = image.convert("RGB")
-    image = image.convert("L" if channels == 1 else "RGB")
+    wanted = "L" if channels == 1 else "RGB"
+    if copy or image.mode != wanted:
+        image = image.convert(wanted)
     image.info.clear()  # comments, profiles and EXIF would travel to the workers and back
     method = UPRIGHT.get(orientation)
     return image if method is None else image.transpose(method)
