@@ -134,6 +134,11 @@ class ImageClassification(Task):
         )
 
     def configure(self, config: Any, examples: Examples) -> Any:
+        if config.problem_type not in (None, "single_label_classification"):
+            raise ValueError(
+                f"the checkpoint's classifier is for {config.problem_type}, but this task tells one class; set "
+                "task.new_head to start another"
+            )
         processor = examples.processor
         size = config.image_size if as_size(config.image_size) == processor.size else processor.size
         return dataclasses.replace(
