@@ -207,8 +207,8 @@ def _load(image: Image.Image, file: EncodedFile) -> Image.Image:
     is progressive, only what is missing of the first of its passes)."""
     image.load()
     width, height = image.size
-    corner = np.asarray(image.crop((width - 1, height - 1, width, height)))
-    if image.format in ("JPEG", "MPO") and GREY.issuperset(corner.ravel().tolist()):
+    corner = image.getpixel((width - 1, height - 1))
+    if image.format in ("JPEG", "MPO") and GREY.issuperset(corner if isinstance(corner, tuple) else (corner,)):
         # Bytes put in before the end marker only change a picture whose data go on until there.
         file.seek(0)
         data = file.read()
