@@ -321,9 +321,12 @@ USAGE = "usage: transformers-jax COMMAND [OPTIONS]; COMMAND --help lists the opt
 )
 MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
+FAILURES = (TrainingDivergedError, ChildProcessError)
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line. The exit code is 0, 2 for a mistake of the caller, or 1 for a training that diverged."""
+    """Run the command line. The exit code is 0, 2 for a mistake of the caller, or 1 for a training that
+    diverged or lost one of its processes."""
     sys.exit(_main(list(sys.argv[1:] if arguments is None else arguments)))
 
 
@@ -338,11 +341,11 @@ def _main(arguments: list[str]) -> int:
             raise ValueError(f"unknown command {name!r}; there are {', '.join(COMMANDS)}")
         prepare_process()
         return COMMANDS[name][0](rest)
-    except (*MISTAKES, ImportError, TrainingDivergedError) as error:
+    except (*MISTAKES, ImportError, *FAILURES) as error:
         if "--debug" in rest:
             raise
         print(f"error: {error}", file=sys.stderr)
-        return 1 if isinstance(error, TrainingDivergedError) else 2
+        return 1 if isinstance(error, FAILURES) else 2
     except KeyboardInterrupt:
         return 130
 

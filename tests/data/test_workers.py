@@ -218,11 +218,12 @@ def test_a_process_that_dies_is_an_error_and_not_a_long_wait():
     workers = WorkerProcesses(Alone(), 1)
     process = workers[0]["process"]
     os.kill(process, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=rf"worker process {process} .* ended early, killed by SIGKILL; if memory"):
+    ended = rf"worker process {process} .* ended early, killed by SIGKILL; if memory"
+    with pytest.raises(ChildProcessError, match=ended):
         workers[1]
     workers.close()
     workers = WorkerProcesses(Alone(), 1)
-    with pytest.raises(RuntimeError, match="ended early, with code 3"):
+    with pytest.raises(ChildProcessError, match="ended early, with code 3"):
         workers[669]
     workers.close()
 
@@ -232,7 +233,7 @@ def test_a_process_that_dies_ends_the_batches():
     batches = evaluation_batches(dataset, batch_size=2, processes=2)
     os.kill(int(next(batches)["process"][0]), signal.SIGKILL)
     begin = time.monotonic()
-    with pytest.raises(RuntimeError, match="killed by SIGKILL"):
+    with pytest.raises(ChildProcessError, match="killed by SIGKILL"):
         for _ in range(100):
             next(batches)
     assert time.monotonic() - begin < 5

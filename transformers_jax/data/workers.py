@@ -29,7 +29,7 @@ class WorkerProcesses:
     """The values of `dataset`, which has a length and random access, computed by `count` processes of their own.
 
     Threads may ask for several at once. An exception in a process is raised here as it was there, with the traceback as
-    a note; a process that dies is a `RuntimeError`. Raises `ValueError` for a dataset that cannot be pickled
+    a note; a process that dies is a `ChildProcessError`. Raises `ValueError` for a dataset that cannot be pickled
     (cloudpickle's way: functions of the main program go along). The processes end with this object, or with this
     process.
     """
@@ -90,14 +90,14 @@ class _Worker:
             raise error
         return value
 
-    def _died(self) -> RuntimeError:
+    def _died(self) -> ChildProcessError:
         try:
             code = self.process.wait(5)
         except subprocess.TimeoutExpired:
-            return RuntimeError(f"worker process {self.process.pid} of the data pipeline stopped answering")
+            return ChildProcessError(f"worker process {self.process.pid} of the data pipeline stopped answering")
         how = f"with code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
         hint = "; if memory ran out, use fewer processes or a smaller prefetch" if code == -signal.SIGKILL else ""
-        return RuntimeError(f"worker process {self.process.pid} of the data pipeline ended early, {how}{hint}")
+        return ChildProcessError(f"worker process {self.process.pid} of the data pipeline ended early, {how}{hint}")
 
 
 def _end(workers: Sequence[_Worker]) -> None:

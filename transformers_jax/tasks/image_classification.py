@@ -20,9 +20,9 @@ from transformers_jax.data import (
     ImageData,
     ImageProcessor,
     ImageSet,
-    decode_image,
     read_images,
 )
+from transformers_jax.data.image_examples import AugmentImage, ImageExamples, Inputs, PrepareImage
 from transformers_jax.data.image_files import SUFFIXES, check_image
 from transformers_jax.data.image_processor import Resampling
 from transformers_jax.models import ImageClassifier
@@ -113,13 +113,13 @@ class ImageClassification(Task):
         if training:
             names.check_all_occur(targets, data.source)
         held_out_indices, held_out_targets = parts["validation"]
-        pictures = grain.MapDataset.source(Pictures(train, indices, targets)).random_map(
-            Augment(self.augmentation, processor), seed=seed
+        pictures = grain.MapDataset.source(ImageExamples(train, indices, targets)).random_map(
+            AugmentImage(self.augmentation, processor), seed=seed
         )
-        held_out_pictures = grain.MapDataset.source(Pictures(held_out, held_out_indices, held_out_targets))
+        held_out_pictures = grain.MapDataset.source(ImageExamples(held_out, held_out_indices, held_out_targets))
         return Examples(
             train=pictures if training else None,
-            validation=held_out_pictures.map(Prepare(processor)),
+            validation=held_out_pictures.map(PrepareImage(processor)),
             processor=processor,
             fingerprint=fingerprint([train.fingerprint, held_out.fingerprint]),
             items_per_example=1,
@@ -234,7 +234,7 @@ class ImageClassification(Task):
         one of them as "image"."""
         images = [_read_input(value, f"input {i}") for i, value in enumerate(inputs)]
         names = [os.fspath(image) if isinstance(image, str | os.PathLike) else None for image in images]
-        dataset = grain.MapDataset.source(Inputs(images, config.channels)).map(Prepare(processor))
+        dataset = grain.MapDataset.source(Inputs(images, config.channels)).map(PrepareImage(processor))
         return Features(dataset, extra={"names": names})
 
     def rows(self, model: Any, batch: Any) -> dict[str, jax.Array]:
@@ -253,54 +253,6 @@ def normalised(pixels: UInt8[Array, "batch height width channels"], config: Imag
     """What the model takes, of pixels from 0 to 255."""
     mean, std = (np.asarray(value, np.float32) for value in (config.image_mean, config.image_std))
     return ((pixels.astype(jnp.float32) / 255 - mean) / std).astype(jnp.dtype(config.dtype))
-
-
-class Pictures:
-    """Random access to pictures with their class numbers."""
-
-    def __init__(self, images: ImageSet, indices: Sequence[int], targets: Sequence[int]):
-        self.images, self.indices, self.targets = images, np.asarray(indices), np.asarray(targets, np.int32)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": self.images.read(int(self.indices[index])), "labels": self.targets[index]}
-
-
-class Inputs:
-    """Random access to pictures that someone asks about."""
-
-    def __init__(self, images: Sequence[Any], channels: int):
-        self.images, self.channels = images, channels
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": decode_image(self.images[index], channels=self.channels, where=f"input {index}")}
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """What evaluation does to a picture."""
-
-    processor: ImageProcessor
-
-    def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        pixels = self.processor(example["image"])
-        return {"pixels": pixels} | {name: value for name, value in example.items() if name != "image"}
-
-
-@dataclass(frozen=True)
-class Augment:
-    """What training does to a picture."""
-
-    augmentation: Augmentation
-    processor: ImageProcessor
-
-    def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        return {"pixels": self.augmentation(example["image"], self.processor, rng), "labels": example["labels"]}
 
 
 def _most_probable(logits: jax.Array) -> dict[str, jax.Array]:
