@@ -296,11 +296,16 @@ def test_settings_of_a_task_survive_conversion(classifier, tmp_path, capsys):
 def test_a_model_without_a_head_has_no_metrics(reviews, tmp_path, capsys):
     tokenizer = Tokenizer.train_wordpiece(["bright", "dull"], vocab_size=40)
     config = BertConfig(vocab_size=tokenizer.vocab_size, max_length=8, dim=16, depth=1, heads=2)
-    save_pretrained(config.build(rngs=nnx.Rngs(0)), tmp_path / "bare", tokenizer=tokenizer)
+    save_pretrained(config.build(rngs=nnx.Rngs(0)), tmp_path / "bare", processor=tokenizer)
     line = fails(capsys, "evaluate", "--checkpoint", str(tmp_path / "bare"), "--data", str(reviews))
     assert "holds a model without a head, which can only predict" in line
     (tmp_path / "in.txt").write_text("bright\n")
     assert len(predict(capsys, tmp_path / "bare", "--input", str(tmp_path / "in.txt"))[0]["embedding"]) == 16
+
+
+def test_a_task_without_a_report_says_so_before_the_work(classifier, tmp_path, capsys):
+    line = fails(capsys, "evaluate", "--checkpoint", str(classifier), "--report", str(tmp_path / "report"))
+    assert line == "error: TextClassification writes no report" and not (tmp_path / "report").exists()
 
 
 def test_several_seeds_are_averaged(reviews, tmp_path, capsys):

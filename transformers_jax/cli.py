@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -319,7 +320,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
 USAGE = "usage: transformers-jax COMMAND [OPTIONS]; COMMAND --help lists the options\n\n" + "\n".join(
     f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items()
 )
-MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+MISTAKES = (ValueError, OSError)  # of files and directories, but also a disk that is full
 
 FAILURES = (TrainingDivergedError, ChildProcessError)
 
@@ -341,10 +342,16 @@ def _main(arguments: list[str]) -> int:
             raise ValueError(f"unknown command {name!r}; there are {', '.join(COMMANDS)}")
         prepare_process()
         return COMMANDS[name][0](rest)
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as a shell says it of a program that SIGPIPE ends
     except (*MISTAKES, ImportError, *FAILURES) as error:
         if "--debug" in rest:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        message = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            message = f"{error.filename}: {error.strerror}"
+        print(f"error: {message}", file=sys.stderr)
         return 1 if isinstance(error, FAILURES) else 2
     except KeyboardInterrupt:
         return 130
@@ -384,8 +391,9 @@ def _parse(command: Any, arguments: list[str], name: str, default: Any = tyro.MI
     except SystemExit:
         # A title (in the edge of a box, or with a rule below it), the message, a rule, and where to find help.
         sections = re.split(r"(?m)^[│ ]*[─-]{4,}[│ ]*$|^╭.*╮$", printed.getvalue())
-        message = sections[1].replace("│", "").split()
-        raise ValueError(f"{' '.join(message)} (transformers-jax {name} --help shows the options)") from None
+        message = " ".join(sections[1].replace("│", "").split())
+        message = message.partition(". Got errors:")[0]  # why each of the types that a value may have is not its type
+        raise ValueError(f"{message} (transformers-jax {name} --help shows the options)") from None
 
 
 def _wants_help(arguments: list[str]) -> bool:

@@ -48,7 +48,7 @@ from transformers_jax.training.mesh import (
 )
 from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, trained_part
 from transformers_jax.training.paths import named_leaves, with_leaves
-from transformers_jax.training.settings import from_data, to_data
+from transformers_jax.training.settings import check_types, from_data, to_data
 from transformers_jax.training.state import TrainState, count_parameters
 from transformers_jax.training.step import make_train_step
 
@@ -308,13 +308,16 @@ def evaluate(
         given = False
     config = loaded.model.config
     examples = loaded.task.prepare(data, config, loaded.processor, training=False)
+    if report is not None:  # before the work, so that one that cannot be written costs nothing
+        if type(loaded.task).report is Task.report:
+            raise ValueError(f"{type(loaded.task).__name__} writes no report")
+        Path(report).mkdir(parents=True, exist_ok=True)
     if not given and examples.fingerprint != loaded.data_fingerprint:
         # Its held-out part may be text that the model was trained on.
         raise ValueError(f"{FINGERPRINTS['data']}; name the data to evaluate on")
     over = _over_all(loaded.task.evaluate, make_mesh(MeshConfig(data=1)))
     totals, rows = over(loaded.model, examples.validation, batch_size)
     if report is not None:
-        Path(report).mkdir(parents=True, exist_ok=True)
         loaded.task.report(rows, examples.extra, config, Path(report))
     return loaded.task.finish(totals, rows, examples.extra, config)
 
@@ -406,6 +409,7 @@ def load(
     if unknown := sorted(set(settings) - set(known)):
         name = type(loaded.task).__name__
         raise ValueError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(known) or 'none'}")
+    check_types(type(loaded.task), settings)
     return dataclasses.replace(loaded, task=from_data(to_data(loaded.task) | dict(settings), Task))
 
 

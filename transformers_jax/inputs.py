@@ -31,8 +31,8 @@ def read_inputs(loaded: Loaded, name: str, *, skip_bad: bool) -> list[Any]:
     for where, value in _find_inputs(name, loaded.task, bad):
         try:
             check_unicode(value, where)
-            loaded.task.check_input(value, loaded.processor, where)
-        except ValueError as error:
+            loaded.task.check_input(value, loaded.processor, where, full=skip_bad)
+        except (ValueError, FileNotFoundError) as error:
             bad(str(error))
         else:
             inputs.append(value)

@@ -186,6 +186,15 @@ def test_evaluation_gives_every_example_once_in_order_and_one_shape(processes, c
     np.testing.assert_array_equal(labels[labels != IGNORED_LABEL], ids[1:])
 
 
+def test_what_fills_up_the_last_batch_is_read_once():
+    read = []
+    dataset = grain.MapDataset.range(5).map(lambda i: read.append(int(i)) or {"number": np.int32(i)})
+    *_, last = evaluation_batches(dataset, batch_size=16)
+    assert last["example"].tolist() == [0, 1, 2, 3, 4] + [-1] * 11
+    assert last["number"].tolist() == [0, 1, 2, 3, 4] + [0] * 11
+    assert sorted(read) == [0, 0, 1, 2, 3, 4]
+
+
 # Examples of different lengths
 
 LENGTHS = np.random.default_rng(0).integers(1, 61, size=101)

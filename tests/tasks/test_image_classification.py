@@ -17,6 +17,7 @@ import transformers_jax.experiment
 from transformers_jax.cli import main
 from transformers_jax.data import Augmentation, ImageData
 from transformers_jax.experiment import Experiment, evaluate, load, make_evaluate, run
+from transformers_jax.inputs import read_inputs
 from transformers_jax.models import ImageClassifier, ViT, ViTConfig
 from transformers_jax.models.output import ModelOutput
 from transformers_jax.tasks import ImageClassification
@@ -238,6 +239,16 @@ def test_the_mistakes_are_on_a_sheet(trained, tmp_path):
     assert 3 * 128 * 100 < blue.sum() < 3 * 128 * 128
 
 
+def test_a_report_that_cannot_be_written_is_known_before_the_work(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ImageClassification, "evaluate", None)
+    (tmp_path / "file").write_text("")
+    for place, message in (("file", "File exists"), ("file/report", "Not a directory")):
+        with pytest.raises(SystemExit) as ended:
+            main(["evaluate", "--checkpoint", str(trained / "run"), "--report", str(tmp_path / place)])
+        assert ended.value.code == 2
+        assert capsys.readouterr().err == f"error: {tmp_path / place}: {message}\n"
+
+
 def test_converted_it_says_the_same_and_transformers_files_are_there(trained, tmp_path):
     loaded = load(trained / "run")
     loaded.save_pretrained(tmp_path / "hf")
@@ -308,6 +319,24 @@ def test_the_command_line_trains_evaluates_predicts_and_converts(tmp_path, capsy
     assert len(embedded["embedding"]) == 16
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--task.image-size 8.5", "task.image-size: no type matching {None}|INT|{INT INT} could be instantiated from"),
+        ("--task.image-size 8 8 8", "could be instantiated from ['8', '8', '8'] (transformers-jax train --help"),
+        ("--task.image-size 0", "task.image_size=0 must be at least 1 pixel"),
+        ("--task.image-size 8 -4", "task.image_size=(8, -4) must be at least 1 pixel"),
+        ("--task.image-size 9", "an image of 9 x 9 pixels (height x width) cannot be cut into patches of 2 x 2"),
+    ],
+)
+def test_sizes_that_are_none_are_named_in_one_line(options, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(f"train --config vit_digits --mesh.data 1 --workdir {tmp_path} {options}".split())
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and message in line and len(line) < 250
+
+
 def test_a_broken_picture_is_named_before_training_or_counted(tmp_path):
     paint(tmp_path / "pictures", {"blue": 6, "red": 6})
     broken = tmp_path / "pictures" / "red" / "2.png"
@@ -318,6 +347,58 @@ def test_a_broken_picture_is_named_before_training_or_counted(tmp_path):
     data = ImageData(source=str(tmp_path / "pictures"), validation_source=str(tmp_path / "pictures"), skip_bad=True)
     examples = ImageClassification().prepare(data, CONFIG)
     assert [int(examples.validation[i]["labels"]) for i in range(11)] == [0] * 6 + [1] * 5
+
+
+def test_inputs_that_are_no_pictures_are_named_or_counted(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loaded = load(trained / "run")
+    (tmp_path / ".hidden").mkdir()
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), np.uint8))
+    picture.save(".hidden/good.png")
+    whole = (tmp_path / ".hidden/good.png").read_bytes()
+    half = len(whole) // 2
+    (tmp_path / "damaged.png").write_bytes(whole[:half] + bytes(64) + whole[half + 64 :])  # begins and ends well
+    Image.new("RGB", (1, 60_000)).save("long.png")  # 480,000 x 8 pixels once resized
+    for bad, message in {
+        '{"image": 0}': r"line 1 is \{.image.: 0\}, not a picture",  # a number would be a file descriptor
+        '["damaged.png"]': "line 1 is .*, not a picture",
+        '{"image": "none.png"}': r"line 1 \(none\.png\): no such image file; --skip-bad",
+    }.items():
+        (tmp_path / "bad.jsonl").write_text(f'{bad}\n{{"image": ".hidden/good.png"}}\n')
+        with pytest.raises(ValueError, match=message):
+            read_inputs(loaded, "bad.jsonl", skip_bad=False)
+        assert len(read_inputs(loaded, "bad.jsonl", skip_bad=True)) == 1
+    # What is hidden is left out of a directory, but found by its name.
+    with pytest.raises(FileNotFoundError, match="no picture in the directory"):
+        read_inputs(loaded, str(trained / "run"), skip_bad=False)
+    assert len(read_inputs(loaded, str(tmp_path / ".hidden"), skip_bad=False)) == 1
+    assert len(read_inputs(loaded, ".hidden/good.png", skip_bad=False)) == 1
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000_000)
+    assert len(read_inputs(loaded, str(tmp_path), skip_bad=False)) == 2
+    with pytest.raises(ValueError, match=r"damaged\.png: not a whole image"):
+        loaded.predict(["damaged.png"])
+    with pytest.raises(ValueError, match=r"long\.png: an image of 1 x 60000 pixels, too long"):
+        loaded.predict(["long.png"])
+    with pytest.raises(ValueError, match="holds no input"):
+        read_inputs(loaded, str(tmp_path), skip_bad=True)
+
+
+def test_settings_of_the_task_apply_to_predictions_and_have_types(trained):
+    directory, path = trained / "run", str(trained / "pictures" / "red" / "0.png")
+    larger = load(directory, settings={"image_size": (16, 12)})
+    assert larger.task.features([path], larger.processor, larger.model.config).dataset[0]["pixels"].shape == (16, 12, 3)
+    assert load(directory, settings={"mixup": 1, "image_size": None}).task.mixup == 1
+    for setting, message in {
+        ("mixup", "a"): "mixup='a' is a str; float is needed",
+        ("image_size", 8.5): r"image_size=8.5 is a float; int \| tuple\[int, int\] \| None is needed",
+        ("image_size", (8, 8, 8)): "image_size=.* is a tuple",
+        ("new_head", 1): "new_head=1 is a int; bool is needed",
+        ("label_smoothing", True): "is a bool; float is needed",
+        ("resampling", "sharp"): "resampling='sharp' is a str; .*'bilinear'",
+        ("augmentation", 2): "augmentation=2 is a int; Augmentation is needed",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            load(directory, settings=dict([setting]))
 
 
 # --- stopping changes nothing

@@ -1,7 +1,8 @@
 """Examples of pictures: read, then prepared for evaluation or changed for training. Worker processes do this: it needs
 nothing of the models."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,20 +24,23 @@ class ImageExamples:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": self.images.read(int(self.indices[index])), "labels": self.targets[index]}
+        number = int(self.indices[index])
+        image, where = self.images.read(number), self.images.where(number)
+        return {"image": image, "where": where, "labels": self.targets[index]}
 
 
 class Inputs:
-    """Random access to pictures that someone asks about."""
+    """Random access to pictures that someone asks about; `where` names them in errors."""
 
-    def __init__(self, images: Sequence[Any], channels: int):
-        self.images, self.channels = images, channels
+    def __init__(self, images: Sequence[Any], channels: int, where: Sequence[str]):
+        self.images, self.channels, self.where = images, channels, where
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": decode_image(self.images[index], channels=self.channels, where=f"input {index}")}
+        image = decode_image(self.images[index], channels=self.channels, where=self.where[index])
+        return {"image": image, "where": self.where[index]}
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,9 @@ class PrepareImage:
     processor: ImageProcessor
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        pixels = self.processor(example["image"])
-        return {"pixels": pixels} | {name: value for name, value in example.items() if name != "image"}
+        with _naming(example["where"]):
+            pixels = self.processor(example["image"])
+        return {"pixels": pixels} | {name: value for name, value in example.items() if name not in ("image", "where")}
 
 
 @dataclass(frozen=True)
@@ -58,4 +63,15 @@ class AugmentImage:
     processor: ImageProcessor
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        return {"pixels": self.augmentation(example["image"], self.processor, rng), "labels": example["labels"]}
+        with _naming(example["where"]):
+            pixels = self.augmentation(example["image"], self.processor, rng)
+        return {"pixels": pixels, "labels": example["labels"]}
+
+
+@contextlib.contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """An error about a picture begins with where it is."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None

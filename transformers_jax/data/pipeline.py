@@ -239,15 +239,15 @@ class _InOrder:
         examples = self.order[start : start + self.batch_size]
         numbers = np.full(self.batch_size, -1, np.int32)
         numbers[: len(examples)] = examples
-        rows = [
-            _row(dataset, number) if number >= 0 else _uncounted(_row(dataset, examples[0]))
-            for number in numbers[self.mine]
-        ]
+        mine = numbers[self.mine]
+        rows = [_row(dataset, number) for number in mine if number >= 0]
+        if missing := len(mine) - len(rows):  # made once: a picture takes its time
+            rows += [_uncounted(_row(dataset, examples[0]))] * missing
         if isinstance(dataset, Ragged):
             batch = dataset.collate(rows, dataset.bucket(examples))
         else:
             batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-        return batch | {"example": numbers[self.mine]}
+        return batch | {"example": mine}
 
 
 class _Blocks:

@@ -123,8 +123,9 @@ class Task:
         """An input that stands in a file in `folder`, whose paths, if it has any, start there."""
         return value
 
-    def check_input(self, value: Any, processor: Any, where: str) -> None:
-        """ValueError naming `where` unless `value` is an input that `features` reads."""
+    def check_input(self, value: Any, processor: Any, where: str, *, full: bool = False) -> None:
+        """ValueError or FileNotFoundError naming `where` unless `value` is an input that `features` reads; with `full`,
+        whatever time it takes to tell."""
         raise ValueError(f"{type(self).__name__} makes no predictions")
 
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:

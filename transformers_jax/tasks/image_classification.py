@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float, UInt8
+from PIL import Image
 
 from transformers_jax.data import (
     Augmentation,
@@ -23,7 +24,7 @@ from transformers_jax.data import (
     read_images,
 )
 from transformers_jax.data.image_examples import AugmentImage, ImageExamples, Inputs, PrepareImage
-from transformers_jax.data.image_files import SUFFIXES, check_image
+from transformers_jax.data.image_files import SUFFIXES, check_image, show_path
 from transformers_jax.data.image_processor import Resampling
 from transformers_jax.models import ImageClassifier
 from transformers_jax.models.base import ImageConfig, Size, as_size
@@ -67,6 +68,8 @@ class ImageClassification(Task):
     input_columns: ClassVar[tuple[str, ...]] = ("image",)
 
     def __post_init__(self):
+        if self.image_size is not None and min(as_size(self.image_size)) < 1:
+            raise ValueError(f"task.image_size={self.image_size} must be at least 1 pixel")
         if not 0 < self.crop_fraction <= 1:
             raise ValueError(f"task.crop_fraction={self.crop_fraction} must be above 0 and at most 1")
         if not 0 <= self.label_smoothing < 1:
@@ -208,7 +211,7 @@ class ImageClassification(Task):
         """The pictures in a directory (and below it) or of a glob, or the one; None for a file that lists inputs."""
         path = Path(name).expanduser()
         if path.is_dir():
-            found = sorted(str(file) for file in path.rglob("*") if _is_picture(file))
+            found = sorted(str(file) for file in path.rglob("*") if _is_picture(file, below=path))
             if not found:
                 raise FileNotFoundError(f"there is no picture in the directory {name}")
             return found
@@ -224,17 +227,25 @@ class ImageClassification(Task):
             return {**value, "image": self.located(value.get("image"), folder)}
         return str(folder / Path(value).expanduser()) if isinstance(value, str) else value
 
-    def check_input(self, value: Any, processor: Any, where: str) -> None:
+    def check_input(self, value: Any, processor: Any, where: str, *, full: bool = False) -> None:
         image = _read_input(value, where)
-        if isinstance(image, str | os.PathLike):
-            check_image(image, where=os.fspath(image))
+        if isinstance(image, str | os.PathLike) and image != where:
+            where = f"{where} ({show_path(os.fspath(image))})"
+        if not full:
+            check_image(image, channels=processor.channels, where=where)
+            return
+        inputs = Inputs([image], processor.channels, [where])
+        PrepareImage(processor)(inputs[0])
 
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
         """Paths, bytes of image files, Pillow's images, uint8 arrays (height, width, channels), or dictionaries with
         one of them as "image"."""
         images = [_read_input(value, f"input {i}") for i, value in enumerate(inputs)]
         names = [os.fspath(image) if isinstance(image, str | os.PathLike) else None for image in images]
-        dataset = grain.MapDataset.source(Inputs(images, config.channels)).map(PrepareImage(processor))
+        if self.image_size is not None:
+            processor = processor.resized(self.image_size)
+        where = [f"input {i}" if name is None else show_path(name) for i, name in enumerate(names)]
+        dataset = grain.MapDataset.source(Inputs(images, config.channels, where)).map(PrepareImage(processor))
         return Features(dataset, extra={"names": names})
 
     def rows(self, model: Any, batch: Any) -> dict[str, jax.Array]:
@@ -268,13 +279,15 @@ def _prediction(row: Row, names: Sequence[str]) -> dict[str, Any]:
     return {"label": label, "probability": each[label], "probabilities": each}
 
 
-def _is_picture(path: Path) -> bool:
-    hidden = any(part.startswith(".") and part not in (".", "..") for part in path.parts)
+def _is_picture(path: Path, *, below: Path | None = None) -> bool:
+    """Whether a file is one by its name; `below` a directory, hidden ones are not."""
+    hidden = below is not None and any(part.startswith(".") for part in path.relative_to(below).parts)
     return path.suffix.lower() in SUFFIXES and path.is_file() and not hidden
 
 
 def _read_input(value: Any, where: str) -> Any:
     image = value.get("image") if isinstance(value, Mapping) else value
-    if image is None or (isinstance(image, str) and not image.strip()):
+    known = str | os.PathLike | bytes | np.ndarray | Image.Image
+    if not isinstance(image, known) or (isinstance(image, str) and not image.strip()):
         raise ValueError(f'{where} is {value!r:.60}, not a picture or {{"image": ...}}')
     return image

@@ -32,8 +32,8 @@ class ImageEmbedding(Task):
     def located(self, value: Any, folder: Path) -> Any:
         return ImageClassification().located(value, folder)
 
-    def check_input(self, value: Any, processor: Any, where: str) -> None:
-        ImageClassification().check_input(value, processor, where)
+    def check_input(self, value: Any, processor: Any, where: str, *, full: bool = False) -> None:
+        ImageClassification().check_input(value, processor, where, full=full)
 
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
         """Those of `ImageClassification`."""

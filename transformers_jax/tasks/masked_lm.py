@@ -196,7 +196,7 @@ class MaskedLM(Task):
         of_pairs = {name: float(np.mean([row[name] for row in rows], dtype=np.float64)) for name in names}
         return metrics | {"loss": loss + of_pairs["next_sentence_loss"], "masked_loss": loss} | of_pairs
 
-    def check_input(self, value: Any, processor: Any, where: str) -> None:
+    def check_input(self, value: Any, processor: Any, where: str, *, full: bool = False) -> None:
         _read_input(value, _mask_token(processor), where)
 
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:

@@ -178,7 +178,7 @@ class SpanExtraction(Task):
 
     input_columns: ClassVar[tuple[str, ...]] = ("question", "context")
 
-    def check_input(self, value: Any, processor: Any, where: str) -> None:
+    def check_input(self, value: Any, processor: Any, where: str, *, full: bool = False) -> None:
         _read_input(value, where)
 
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:

@@ -176,7 +176,7 @@ class TextClassification(Task):
                 metrics = class_metrics(labels, logits.argmax(-1), config.labels)
         return {"loss": totals["loss"] / totals["examples"], **metrics, "examples": totals["examples"]}
 
-    def check_input(self, value: Any, processor: Any, where: str) -> None:
+    def check_input(self, value: Any, processor: Any, where: str, *, full: bool = False) -> None:
         _read_input(value, where)
 
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:

@@ -29,7 +29,7 @@ class TextEmbedding(Task):
     def prepare(self, data: Any, config: Any, processor: Any = None, *, seed: int = 0, training: bool = True) -> Any:
         raise ValueError("a model without a head can only be asked for embeddings; choose a task with one")
 
-    def check_input(self, value: Any, processor: Any, where: str) -> None:
+    def check_input(self, value: Any, processor: Any, where: str, *, full: bool = False) -> None:
         _read_input(value, where)
 
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:

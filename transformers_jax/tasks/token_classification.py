@@ -170,7 +170,7 @@ class TokenClassification(Task):
     def scoring_rule(self) -> str:
         return ENTITY_RULES[self.scoring]
 
-    def check_input(self, value: Any, processor: Any, where: str) -> None:
+    def check_input(self, value: Any, processor: Any, where: str, *, full: bool = False) -> None:
         _read_input(value, where)
 
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import importlib
-from typing import Any
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 def to_data(value: Any) -> Any:
@@ -36,6 +38,35 @@ def from_data(data: Any, base: type) -> Any:
         elif isinstance(value, list):
             values[field_name] = tuple(value)
     return cls(**values)
+
+
+def check_types(cls: type, values: Mapping[str, Any]) -> None:
+    """ValueError for the first value that is not of the type of the field of that name."""
+    hints = get_type_hints(cls)
+    for name, value in values.items():
+        hint = hints[name]
+        if not _is_of(value, hint):
+            wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+            raise ValueError(f"{name}={value!r:.60} is a {type(value).__name__}; {wanted} is needed")
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(_is_of(value, one) for one in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        if not isinstance(value, tuple | list):
+            return False
+        if arguments[-1] is ...:
+            arguments = arguments[:1] * len(value)
+        return len(value) == len(arguments) and all(map(_is_of, value, arguments))
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint)
 
 
 def flat(data: Any, prefix: str = "") -> dict[str, Any]:
