@@ -230,6 +230,20 @@ def test_a_file_that_changes_after_the_check(tmp_path):
     assert numbers(read(tmp_path, skip_bad=True)) == [2]
 
 
+@pytest.mark.parametrize("folders", [("Training", "Testing"), ("val",), ("Train", "Val"), ("test", "validation")])
+def test_parts_under_other_names_are_no_classes(tmp_path, folders):
+    for folder in folders:
+        tree(tmp_path / folder, cat=2, dog=2)
+    with pytest.raises(ValueError, match=r"its folders \(.*\) are called like parts of a set, .* rename them"):
+        read(tmp_path, "train")
+    images = read(tmp_path / folders[0], "train", validation_source=str(tmp_path / folders[-1]))
+    assert images.labels == ("cat", "cat", "dog", "dog")
+
+
+def test_classes_may_be_called_like_parts(tmp_path):
+    assert set(read(tree(tmp_path, test=2, train=2)).labels) == {"test", "train"}
+
+
 def test_folders_that_hold_no_images(tmp_path):
     with pytest.raises(ValueError, match=r"no folder of a class, no table .* and no IDX file is in it"):
         read(tmp_path)

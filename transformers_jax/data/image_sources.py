@@ -22,6 +22,9 @@ from transformers_jax.data.tables import TfdsSet, file_rows
 TRAIN, VALIDATION = "train", ("val", "validation", "valid", "test")
 """Folders that hold the parts of a set; of the last, the first that there is."""
 
+PARTS = frozenset((TRAIN, *VALIDATION, "training", "testing", "eval", "evaluation", "dev"))
+"""Folders of these names alone, with folders in them, are no classes."""
+
 DIGITS = "builtin:digits"
 
 
@@ -227,6 +230,12 @@ def _directory(path: Path, columns: Columns, bad: BadExamples, *, for_validation
             yield "train" if validation else "whole", lambda: classes(path / TRAIN, empty="raise")
             if validation:
                 yield "validation", lambda: classes(path / validation, empty="skip")
+        elif PARTS.issuperset(name.casefold() for name in folders) and any(_has_folders(path / n) for n in folders):
+            raise ValueError(
+                f"{show_path(str(path))}: its folders ({', '.join(folders)}) are called like parts of a set, not like "
+                f"classes; rename them to {TRAIN} and {VALIDATION[0]}, or name one as the source and another as the "
+                "validation source"
+            )
         else:
             yield "whole", lambda: classes(path, empty="skip" if for_validation else "raise")
         return
