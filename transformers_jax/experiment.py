@@ -108,16 +108,17 @@ class Loaded:
         save_pretrained(self.model, directory, processor=self.processor)
         write_atomically(Path(directory) / TASK_FILE, json.dumps(to_data(self.task), indent=1) + "\n")
 
-    def predict(self, inputs: Sequence[Any], *, batch_size: int = 32) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[Any] | np.ndarray, *, batch_size: int = 32) -> list[dict[str, Any]]:
         """What the model says of each input, as its task writes it: see `predictions` there."""
-        if isinstance(inputs, str | Mapping):
+        picture = isinstance(inputs, np.ndarray) and inputs.ndim == 3 and inputs.shape[2] in (1, 3, 4)
+        if picture or isinstance(inputs, str | bytes | Mapping) or not hasattr(inputs, "__len__"):
             raise ValueError("predict takes a list of inputs; put the single one into brackets")
         if len(inputs) == 0:
             return []
         for i, value in enumerate(inputs):
             check_unicode(value, f"input {i}")
         task, config = self.task, self.model.config
-        features = task.features(inputs, self.processor, config)
+        features = task.features(list(inputs), self.processor, config)
         _, rows = self._rows_of(self.model, features.dataset, batch_size)
         return task.predictions(rows, features, config)
 

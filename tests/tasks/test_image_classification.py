@@ -221,6 +221,11 @@ def test_a_run_learns_and_is_evaluated_and_asked(trained, tmp_path):
     )
     assert by_path.pop("image") == str(tmp_path / "one picture.png")
     assert by_path == by_picture == by_array == by_bytes
+    for single in (np.asarray(picture), b"bytes", str(tmp_path / "one picture.png")):
+        with pytest.raises(ValueError, match="a list of inputs; put the single one into brackets"):
+            loaded.predict(single)
+    with pytest.raises(ValueError, match=r"^input 0 is Array.*, not a picture or .*$"):
+        loaded.predict([jnp.zeros((30, 20, 3))])
     assert by_path["label"] == "green" and set(by_path["probabilities"]) == {"blue", "green", "red"}
     assert sum(by_path["probabilities"].values()) == pytest.approx(1, abs=1e-5)
 

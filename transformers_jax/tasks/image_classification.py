@@ -289,5 +289,5 @@ def _read_input(value: Any, where: str) -> Any:
     image = value.get("image") if isinstance(value, Mapping) else value
     known = str | os.PathLike | bytes | np.ndarray | Image.Image
     if not isinstance(image, known) or (isinstance(image, str) and not image.strip()):
-        raise ValueError(f'{where} is {value!r:.60}, not a picture or {{"image": ...}}')
+        raise ValueError(f'{where} is {" ".join(repr(value).split()):.60}, not a picture or {{"image": ...}}')
     return image
