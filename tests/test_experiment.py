@@ -201,7 +201,9 @@ def test_another_model_data_optimizer_or_seed_is_refused_with_the_difference(exp
         r"seed 0 -> 1": change(first, seed=1),
         r"optimizer.learning_rate 0.01 -> 0.02": change(first, optimizer=dict(learning_rate=0.02)),
         r"training.batch_size 8 -> 4": change(first, training=dict(batch_size=4)),
-        r"the examples, their tokens or their held-out part": change(first, data=dict(source=str(tmp_path / "other.txt"))),
+        r"the examples, their tokens or their held-out part": change(
+            first, data=dict(source=str(tmp_path / "other.txt"))
+        ),
         r"the tokenizer or image processor is not the one": change(first, data=dict(tokenizer="byte")),
     }
     for message, other in others.items():

@@ -153,6 +153,8 @@ def test_classes_are_those_of_training_in_every_split(tmp_path):
     (tmp_path / "val" / "blue").rename(tmp_path / "val" / "violet")
     with pytest.raises(ValueError, match=r"violet.*'violet' is none of those the model has: blue, green, red"):
         task.prepare(ImageData(source=str(tmp_path)), CONFIG)
+    with pytest.raises(ValueError, match=r"'green' is none of those .*: blue, red; task.new_head starts a head"):
+        task.prepare(ImageData(source=str(tmp_path)), dataclasses.replace(CONFIG, labels=("blue", "red")))
 
 
 def test_numbered_classes_are_in_the_order_of_their_numbers(tmp_path):

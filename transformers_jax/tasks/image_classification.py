@@ -109,7 +109,11 @@ class ImageClassification(Task):
         for name, images in (("train", train), ("validation", held_out)):
 
             def target(i: int, images: ImageSet = images) -> int:
-                return names.number(images.labels[i], images.where(i))
+                try:
+                    return names.number(images.labels[i], images.where(i))
+                except ValueError as error:
+                    hint = "; task.new_head starts a head for the classes of the data" if config.labels else ""
+                    raise ValueError(f"{error}{hint}") from None
 
             parts[name] = usable(data, range(len(images)), target, noun="pictures")
         indices, targets = parts["train"]
