@@ -57,13 +57,15 @@ def ours(folder: str, batch_size: int, workers: int, normalised: bool) -> Iterat
     import jax.numpy as jnp
 
     from transformers_jax.data import Augmentation, ImageData, ImageProcessor, read_images, training_batches
-    from transformers_jax.tasks.image_classification import Augment, Pictures
+    from transformers_jax.data.image_examples import AugmentImage, ImageExamples
 
     images = read_images(ImageData(folder, check="none"), part="all")
     processor = ImageProcessor.standard(SIZE, mean=MEAN, std=STD, resampling="bilinear")
-    augment = Augment(Augmentation(crop_scale=(0.08, 1.0), flip=0.5), processor)
+    augment = AugmentImage(Augmentation(crop_scale=(0.08, 1.0), flip=0.5), processor)
     numbers = range(len(images))
-    dataset = grain.MapDataset.source(Pictures(images, numbers, [i % 2 for i in numbers])).random_map(augment, seed=0)
+    dataset = grain.MapDataset.source(ImageExamples(images, numbers, [i % 2 for i in numbers])).random_map(
+        augment, seed=0
+    )
     batches = training_batches(
         dataset, batch_size=batch_size, seed=0, num_threads=1, processes=workers, prefetch=PREFETCH
     )

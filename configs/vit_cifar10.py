@@ -2,7 +2,11 @@
 
     python train.py --config configs/vit_cifar10.py
 
-Or a directory of class folders: `--data.source DIRECTORY --data.validation-fraction 0.2`.
+Or a directory of class folders: `--data.source DIRECTORY --data.validation-source None`. Not run whole here. On 800
+pictures, with `--data.validation-fraction 0.2 --model.dim 96 --model.depth 6 --model.heads 4 --model.mlp-dim 192
+--model.init-std 0.1 --training.epochs 100 --training.batch-size 64 --training.ema 0.99 --training.data-processes 1`, it
+reached 32 % on 200 others (seed 0), at 166 pictures a second on one CPU core (AMD EPYC) shared with other work, with
+0.1 % of the time spent waiting for data.
 """
 
 from transformers_jax.data import Augmentation, ImageData
