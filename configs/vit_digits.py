@@ -2,8 +2,8 @@
 
     python train.py --config configs/vit_digits.py
 
-A fifth of the digits is held out. Hardware: two CPU cores (AMD EPYC). Result: accuracy 98.9 +- 0.5 % (seeds 0 to 2:
-99.4, 98.6 and 98.6).
+A fifth of the digits is held out. Hardware: two CPU cores (AMD EPYC), 1 minute 41 seconds. Result: accuracy
+98.9 +- 0.5 % (seeds 0 to 2 on one core: 99.4, 98.6 and 98.6; seed 0 on two: 98.9).
 """
 
 from transformers_jax.data import Augmentation, ImageData
