@@ -25,7 +25,7 @@ def experiment() -> Experiment:
             depth=6,
             heads=4,
             pooling="mean",
-            init_std=0.1,  # 30 epochs with 0.02 reach 87 %, 15 epochs with 0.1 reach 96 %
+            init_std=0.1,  # 4 layers, no augmentation: 87 % after 30 epochs with 0.02, 96 % after 15 with 0.1
             unroll=6,
         ),
         data=ImageData(source="builtin:digits", validation_fraction=0.2),

@@ -20,10 +20,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformers_jax.data import Data, ImageProcessor, Tokenizer, evaluation_batches, training_batches
 from transformers_jax.models import ModelConfig
-from transformers_jax.models.base import as_size
 from transformers_jax.nn import stacked_mask
-from transformers_jax.pretrained import find_directory, from_pretrained, save_pretrained
-from transformers_jax.pretrained.files import CONFIG, PREPROCESSOR, read_json
+from transformers_jax.pretrained import find_directory, from_pretrained, load_image_processor, save_pretrained
 from transformers_jax.runs import (
     FINGERPRINTS,
     alone_in,
@@ -470,7 +468,7 @@ def _checkpoints(experiment: Experiment, workdir: Path) -> tuple[str, Checkpoint
 def _load_pretrained(source: str | Path, dtype: str | None, mesh: Mesh | None) -> Loaded:
     directory = find_directory(source)
     placed = None if mesh is None else functools.partial(sharding_of, mesh=mesh)
-    processor, changes = _image_processor(directory), {} if dtype is None else {"dtype": dtype}
+    processor, changes = load_image_processor(directory), {} if dtype is None else {"dtype": dtype}
     if processor is not None:
         changes |= {"image_mean": processor.mean, "image_std": processor.std}
     model = from_pretrained(directory, shardings=placed, changes=changes)
@@ -479,20 +477,6 @@ def _load_pretrained(source: str | Path, dtype: str | None, mesh: Mesh | None) -
         written = from_data(json.loads((directory / TASK_FILE).read_text()), Task)
         task = written if type(written) is type(task) else task
     return Loaded(model, Tokenizer.load(directory) if processor is None else processor, task)
-
-
-def _image_processor(directory: Path) -> ImageProcessor | None:
-    """The one that a Hugging Face checkpoint of an image model comes with, or that its family has without one."""
-    fields = read_json(directory / CONFIG)
-    if "image_size" not in fields:
-        return None
-    channels = fields.get("num_channels", 3)
-    if (directory / PREPROCESSOR).is_file():
-        return ImageProcessor.load(directory, channels=channels)
-    size = fields["image_size"]
-    return ImageProcessor.default_of(
-        str(fields.get("model_type")), as_size(tuple(size) if isinstance(size, list) else size), channels
-    )
 
 
 def load_config(name: str) -> Experiment:

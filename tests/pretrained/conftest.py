@@ -1,4 +1,4 @@
-"""A small GPT-2 checkpoint with what PyTorch computes with it, and a way to change its files."""
+"""A small GPT-2 checkpoint with what PyTorch computes with it, and ways to change the files of checkpoints."""
 
 import json
 import shutil
@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+
+from transformers_jax.pretrained import save_pretrained
 
 GOLDEN = Path(__file__).resolve().parents[1] / "goldens" / "gpt2_tiny"
 
@@ -45,3 +47,19 @@ def altered(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     return Path(shutil.copytree(GOLDEN, tmp_path / "copied"))
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a model's checkpoint with other tensors and other fields in config.json (a value of ... takes one out)."""
+
+    def write(model, tensors=dict, **fields):
+        directory = tmp_path / f"checkpoint-{len(list(tmp_path.iterdir()))}"
+        save_pretrained(model, directory)
+        config = json.loads((directory / "config.json").read_text()) | fields
+        config = {name: value for name, value in config.items() if value is not ...}
+        (directory / "config.json").write_text(json.dumps(config))
+        save_file(tensors(load_file(directory / "model.safetensors")), directory / "model.safetensors")
+        return directory
+
+    return write

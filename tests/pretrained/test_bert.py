@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from transformers_jax.models import (
     GPT,
@@ -43,22 +43,6 @@ def build(head=None, family="bert", **changes):
     model = model if head is None else head(model, rngs=nnx.Rngs(1))
     keys = iter(jax.random.split(jax.random.key(2), 99))
     return jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), model)
-
-
-@pytest.fixture
-def written(tmp_path):
-    """Write a model's checkpoint with other tensors and other fields in config.json (a value of ... takes one out)."""
-
-    def write(model, tensors=dict, **fields):
-        directory = tmp_path / f"checkpoint-{len(list(tmp_path.iterdir()))}"
-        save_pretrained(model, directory)
-        config = json.loads((directory / "config.json").read_text()) | fields
-        config = {name: value for name, value in config.items() if value is not ...}
-        (directory / "config.json").write_text(json.dumps(config))
-        save_file(tensors(load_file(directory / "model.safetensors")), directory / "model.safetensors")
-        return directory
-
-    return write
 
 
 def without(*patterns):

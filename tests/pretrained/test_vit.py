@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from transformers_jax.models import ImageClassifier, SequenceClassifier, ViT, ViTConfig
 from transformers_jax.nn import resize_positions
@@ -40,22 +40,6 @@ def build(name="ViTForImageClassification", **changes):
     abstract, rng = jax.eval_shape(make), np.random.default_rng(0)
     leaves = [jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(abstract)]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
-
-
-@pytest.fixture
-def written(tmp_path):
-    """Write a model's checkpoint with other tensors and other fields in config.json (a value of ... takes one out)."""
-
-    def write(model, tensors=dict, **fields):
-        directory = tmp_path / f"checkpoint-{len(list(tmp_path.iterdir()))}"
-        save_pretrained(model, directory)
-        config = json.loads((directory / "config.json").read_text()) | fields
-        config = {name: value for name, value in config.items() if value is not ...}
-        (directory / "config.json").write_text(json.dumps(config))
-        save_file(tensors(load_file(directory / "model.safetensors")), directory / "model.safetensors")
-        return directory
-
-    return write
 
 
 def assert_same(model, other, *, but=()):

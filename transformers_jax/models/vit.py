@@ -6,7 +6,7 @@ transformers". Numbers equal those of Hugging Face's models.
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -58,8 +58,6 @@ class ViTConfig(ImageConfig):
     """Under an image classifier: an output layer for the distillation token, too."""
     pooler: bool = False
     """Pass `pooled` through a dense layer and tanh, as transformers' model without a head has it."""
-
-    RUN_FIELDS: ClassVar[tuple[str, ...]] = (*ImageConfig.RUN_FIELDS,)
 
     def __post_init__(self):
         super().__post_init__()

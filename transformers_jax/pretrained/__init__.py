@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from transformers_jax.data import ImageProcessor
 from transformers_jax.models import TokenClassifier
+from transformers_jax.models.base import as_size
 from transformers_jax.pretrained import engine
 from transformers_jax.pretrained.bert import BERT
 from transformers_jax.pretrained.configs import CLASSIFIERS, give_labels, take_labels
@@ -19,6 +21,7 @@ from transformers_jax.pretrained.distilbert import DISTILBERT
 from transformers_jax.pretrained.engine import Family, Loaded, Shardings
 from transformers_jax.pretrained.files import (
     CONFIG,
+    PREPROCESSOR,
     TensorFiles,
     find_directory,
     parse_size,
@@ -31,7 +34,15 @@ from transformers_jax.pretrained.gpt2 import GPT2
 from transformers_jax.pretrained.roberta import ROBERTA
 from transformers_jax.pretrained.vit import VIT
 
-__all__ = ["FAMILIES", "Loaded", "find_directory", "from_pretrained", "load_pretrained", "save_pretrained"]
+__all__ = [
+    "FAMILIES",
+    "Loaded",
+    "find_directory",
+    "from_pretrained",
+    "load_image_processor",
+    "load_pretrained",
+    "save_pretrained",
+]
 
 FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, VIT, DEIT)
 
@@ -176,6 +187,21 @@ def save_pretrained(
             processor.save(new)
         header = {"model_type": family.model_type, "architectures": [chosen.name], "dtype": kind}
         write_json(new / CONFIG, config | header)
+
+
+def load_image_processor(directory: Path) -> ImageProcessor | None:
+    """The processor that a checkpoint of an image model comes with, or that its family has without one; None for a
+    model of text."""
+    fields = read_json(directory / CONFIG)
+    if "image_size" not in fields:
+        return None
+    channels = fields.get("num_channels", 3)
+    if (directory / PREPROCESSOR).is_file():
+        return ImageProcessor.load(directory, channels=channels)
+    size = fields["image_size"]
+    return ImageProcessor.default_of(
+        str(fields.get("model_type")), as_size(tuple(size) if isinstance(size, list) else size), channels
+    )
 
 
 def _family(model_type: object, directory: Path) -> Family:

@@ -3,11 +3,10 @@
 import dataclasses
 from typing import Any
 
+from transformers_jax.data.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from transformers_jax.models import ImageClassifier, ViT, ViTConfig
 from transformers_jax.pretrained import vit
 from transformers_jax.pretrained.engine import Family, linear
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def read_config(fields: dict[str, Any]) -> ViTConfig:

@@ -16,8 +16,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from transformers_jax.data.image_processor import FILE as PREPROCESSOR
+
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-PREPROCESSOR = "preprocessor_config.json"
 FLOATS = {"F16": jnp.float16, "BF16": jnp.bfloat16, "F32": jnp.float32, "F64": np.float64}
 """The types of safetensors files that parameters are read from."""
 
