@@ -33,9 +33,11 @@ from transformers_jax.runs import (
 )
 from transformers_jax.tasks import LOWER_IS_BETTER, Examples, Task, task_of
 from transformers_jax.training.checkpoint import Checkpointer
+from transformers_jax.training.chips import chip_of
 from transformers_jax.training.logging import MetricsLogger
-from transformers_jax.training.loop import Progress, TrainingConfig, train
+from transformers_jax.training.loop import Progress, StepWork, TrainingConfig, train
 from transformers_jax.training.mesh import (
+    AnyMesh,
     MeshConfig,
     batch_sharding,
     check_batch,
@@ -171,34 +173,22 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     config = task.configure(config, examples)
     training = experiment.training.resolved(len(examples.train))
     experiment = dataclasses.replace(experiment, model=config, training=training)
-    schedule = make_schedule(experiment.optimizer, training.steps)
-
-    def build() -> Any:
-        return task.build(config, rngs=nnx.Rngs(experiment.seed))
-
-    model = jax.eval_shape(build)
-    optimizer = make_optimizer(experiment.optimizer, training.steps, model, stacked=stacked_mask(model))
-
-    def create(model: Any = None) -> TrainState:
-        ema = training.ema is not None
-        return TrainState.create(build() if model is None else model, optimizer, ema=ema)
-
-    abstract = jax.eval_shape(create)
-    placed = shardings(abstract, mesh)
+    program = make_program(experiment, mesh)
+    model, placed = program.model, program.placed
 
     description = describe(experiment, examples)
     changes = [] if begun is None else check_same_run(begun, description, workdir)
     logger = MetricsLogger(workdir, total_steps=training.steps)
-    restored = checkpointer.restore_latest(_abstract_with(abstract, placed))
+    restored = checkpointer.restore_latest(_abstract_with(program.state, placed))
     if restored is None:
         start, meta = 0, {}
         if initial is not None:
-            state = jax.jit(create, out_shardings=placed)(
-                _continue_from(initial, model, build, same_head=_goes_on(initial, task))
+            state = jax.jit(program.create, out_shardings=placed)(
+                _continue_from(initial, model, program.build, same_head=_goes_on(initial, task))
             )
             del initial  # its weights
         else:
-            state = jax.jit(create, out_shardings=placed)()
+            state = jax.jit(program.create, out_shardings=placed)()
     else:
         start, state, meta = restored
     write_atomically(workdir / "experiment.json", json.dumps(description, indent=1) + "\n")
@@ -210,19 +200,6 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     if start >= training.steps:
         logger.print(f"nothing to train: the run has made {start} of {training.steps} steps")
 
-    step = jax.jit(
-        make_train_step(
-            task.loss,
-            optimizer,
-            schedule=schedule,
-            seed=experiment.seed,
-            accumulation=training.accumulation,
-            ema=training.ema,
-            trained=trained_part(experiment.optimizer, model, stacked=stacked_mask(model)),
-        ),
-        out_shardings=(placed, NamedSharding(mesh, PartitionSpec())),
-        donate_argnums=0,
-    )
     host_batches = training_batches(
         examples.train,
         batch_size=training.batch_size,
@@ -237,7 +214,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     rows = batch_sharding(mesh)
     result = train(
         state,
-        step,
+        program.jit_step(),
         (put_batch(batch, rows) for batch in host_batches),
         config=training,
         start_step=start,
@@ -256,8 +233,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
         checkpointer=checkpointer,
         logger=logger,
         meta={"description": description},
-        items_per_step=training.batch_size * examples.items_per_example,
-        item=examples.item,
+        work=_work(experiment, examples, mesh),
     )
     checkpointer.close()
     logger.close()
@@ -265,6 +241,56 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     if result.ended != "interrupted":
         sample = task.sample(result.state.averaged, examples.processor, seed=experiment.seed)
     return RunResult(result.state, result.ended, result.evaluation, sample)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a run computes, by its settings and mesh alone. Nothing is built yet: `model` and `state` are abstract."""
+
+    build: Callable[[], Any]
+    """The model with its head."""
+    create: Callable[..., TrainState]
+    """The first state, of a new model or of the one given."""
+    step: Callable[[TrainState, Any], tuple[TrainState, Any]]
+    """One update, `step(state, batch) -> (state, metrics)`."""
+    model: Any
+    state: Any
+    placed: Any
+    """Where each array of the state lies."""
+    mesh: AnyMesh
+
+    def jit_step(self) -> Any:
+        """The step to be compiled once: it keeps the state where it lies, and overwrites the one it is given."""
+        whole = NamedSharding(self.mesh, PartitionSpec())
+        return jax.jit(self.step, out_shardings=(self.placed, whole), donate_argnums=0)
+
+
+def make_program(experiment: Experiment, mesh: AnyMesh) -> Program:
+    """The program of an experiment whose model is configured (`Task.configure`) and whose training is in steps."""
+    task, config, training = experiment.task, experiment.model, experiment.training
+
+    def build() -> Any:
+        return task.build(config, rngs=nnx.Rngs(experiment.seed))
+
+    model = jax.eval_shape(build)
+    stacked = stacked_mask(model)
+    optimizer = make_optimizer(experiment.optimizer, training.steps, model, stacked=stacked)
+
+    def create(model: Any = None) -> TrainState:
+        ema = training.ema is not None
+        return TrainState.create(build() if model is None else model, optimizer, ema=ema)
+
+    step = make_train_step(
+        task.loss,
+        optimizer,
+        schedule=make_schedule(experiment.optimizer, training.steps),
+        seed=experiment.seed,
+        accumulation=training.accumulation,
+        ema=training.ema,
+        trained=trained_part(experiment.optimizer, model, stacked=stacked),
+    )
+    state = jax.eval_shape(create)
+    return Program(build, create, step, model, state, shardings(state, mesh), mesh)
 
 
 def run_seeds(experiment: Experiment, workdir: str | Path, seeds: Sequence[int]) -> dict[str, Any]:
@@ -550,21 +576,34 @@ def _config_folders() -> list[Path]:
     return [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
 
 
+def _work(experiment: Experiment, examples: Examples, mesh: Mesh) -> StepWork:
+    training, config = experiment.training, experiment.model
+    chip, peak_flops = chip_of(mesh.devices.flat[0]), training.peak_flops
+    if peak_flops is None and chip is not None and config.dtype in (*chip.flops, "float32"):
+        peak_flops = chip.peak(config.dtype)
+    return StepWork(
+        items=training.batch_size * examples.items_per_example,
+        item=examples.item,
+        flops=config.flops_per_example(examples.items_per_example) * training.batch_size,
+        devices=mesh.size,
+        peak_flops=peak_flops,
+    )
+
+
 def _summary(
     experiment: Experiment, examples: Examples, mesh: Mesh, model: Any, start: int, workdir: Path
 ) -> dict[str, str]:
-    training, config = experiment.training, experiment.model
-    items = training.batch_size * examples.items_per_example
+    training, config, work = experiment.training, experiment.model, _work(experiment, examples, mesh)
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items() if size > 1)
-    flops = config.flops_per_example(examples.items_per_example) * training.batch_size
     return {
         "run": f"{workdir}, " + (f"continues from step {start}" if start else "from the beginning"),
         "model": f"{type(config).__name__}, {count_parameters(model):,} parameters",
         **examples.facts,
         "steps": f"{training.steps:,} of {training.batch_size} examples"
-        + (f", {items:,} {examples.item}" if examples.items_per_example > 1 else ""),
+        + (f", {work.items:,} {work.item}" if examples.items_per_example > 1 else ""),
         "devices": f"{mesh.size} x {mesh.devices.flat[0].device_kind}" + (f" ({axes})" if axes else ""),
         "precision": f"computes in {config.dtype}, keeps parameters in {config.param_dtype}",
-        "FLOPs per step": f"{flops:.3g}",
+        "FLOPs per step": f"{work.flops:.3g}"
+        + (f"; a device does at most {work.peak_flops:.4g} a second" if work.peak_flops else ""),
         "versions": f"jax {jax.__version__}, Python {platform.python_version()}",
     }

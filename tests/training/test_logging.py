@@ -86,13 +86,14 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
         logger.log(1, {"loss": 4.17431, "learning_rate": 1e-5, "grad_norm": 1.0})
         logger.update(2)
         logger._clock = (1, logger._clock[1] - 11.0)
-        logger.log(101, {"loss": 2.5, "learning_rate": 6e-4, "tokens_per_second": 12345.6})
+        rates = {"tokens_per_second": 12345.6, "tokens_per_second_per_device": 1543.2, "mfu": 0.4127}
+        logger.log(101, {"loss": 2.5, "learning_rate": 6e-4} | rates)
         logger.log(250, {"eval/loss": 1.8, "eval/perplexity": 6.05})
         logger.print("text with [brackets] and a very long line " + "x" * 200)
     out = capsys.readouterr().out.splitlines()
     assert out[:4] == ["GPT", "parameters       124.4 M", "tokens per step  768", "devices          8 x cpu"]
     assert out[4] == "step 1/2,000  loss 4.1743  lr 1.00e-05"
-    assert re.fullmatch(r"step 101/2,000  loss 2.5000  lr 6.00e-04  12.3 k tokens/s  3:\d\d left", out[5])
+    assert re.fullmatch(r"step 101/2,000  loss 2.5000  lr 6.00e-04  12.3 k tokens/s  MFU 41.3%  3:\d\d left", out[5])
     assert out[6] == "step 250/2,000  eval/loss 1.8000  eval/perplexity 6.0500"
     assert out[7].startswith("text with [brackets]") and len(out[7]) > 200 and len(out) == 8
 
@@ -104,7 +105,7 @@ def test_the_bar_on_a_terminal_is_cheap_and_survives_messages(tmp_path):
         from transformers_jax.training.logging import MetricsLogger
         with MetricsLogger({str(tmp_path)!r}, total_steps=2000) as logger:
             logger.print_summary({{"parameters": 124_439_808, "note": "[b]"}})
-            logger.log(1, {{"loss": 4.0, "learning_rate": 1e-3, "tokens_per_second": 1200.0}})
+            logger.log(1, {{"loss": 4.0, "learning_rate": 1e-3, "tokens_per_second": 1200.0, "mfu": 0.4127}})
             started = time.perf_counter()
             for step in range(2, 20_001):
                 logger.update(min(step, 1999))
@@ -137,7 +138,9 @@ def test_the_bar_on_a_terminal_is_cheap_and_survives_messages(tmp_path):
     assert "a warning" in lines
     assert "step 2,000/2,000  loss 2.0000  eval/loss 1.5000" in lines
     last = next(line for line in reversed(lines) if "lr" in line)
-    assert re.fullmatch(r"step 2,000/2,000 ━+ loss 2.0000  lr 1.00e-03  1.2 k tokens/s  0:00 left", last), last
+    assert re.fullmatch(r"step 2,000/2,000 ━+ loss 2.0000  lr 1.00e-03  1.2 k tokens/s  MFU 41.3%  0:00 left", last), (
+        last
+    )
     assert float(re.search(r"microseconds ([\d.]+)", text)[1]) < 50
 
 

@@ -189,7 +189,7 @@ class MetricsLogger:
             )
             self._task = self._progress.add_task("", total=self._total, completed=self._step, numbers="")
             self._progress.start()
-        numbers = [self._shown[name] for name in ("loss", "learning_rate", "rate") if name in self._shown]
+        numbers = [self._shown[name] for name in ("loss", "learning_rate", "rate", "mfu") if name in self._shown]
         if left := self._time_left():
             numbers.append(f"{left} left")
         self._progress.update(self._task, completed=self._step, numbers="  ".join(numbers))
@@ -223,6 +223,8 @@ def _shown(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "rate", f"{format_count(value)} {name.removesuffix('_per_second')}/s"
         elif name == "learning_rate":
             yield name, f"lr {value:.2e}"
+        elif name == "mfu":
+            yield name, f"MFU {value:.1%}"
         elif name == "data_wait":
             yield name, f"waiting for data {value:.1%}"
         elif name == "loss" or name.startswith("eval/"):

@@ -13,10 +13,15 @@ import jax
 
 from transformers_jax.training.checkpoint import Checkpointer
 from transformers_jax.training.logging import MetricsLogger
+from transformers_jax.training.profiling import StepProfiler
 from transformers_jax.training.state import TrainState
 
 DEFAULT_INTERVAL = 200
 """Steps between evaluations, and between checkpoints, where neither they nor epochs are set."""
+
+STARVING_SHARE, STARVING_LAPS, STARVING_SECONDS = 0.1, 3, 10.0
+"""Devices starve if they wait for data more than this share of the time in this many log lines in a row, which took
+this long together."""
 
 
 class TrainingDivergedError(FloatingPointError):
@@ -56,6 +61,11 @@ class TrainingConfig:
     """Worker processes that prepare batches instead, for decoding and changing images. 0: threads of this process."""
     prefetch: int = 8
     """Batches prepared ahead."""
+    profile_steps: tuple[int, int] | None = None
+    """First and last step of a profiler trace, which is written to WORKDIR/profile. None: no trace."""
+    peak_flops: float | None = None
+    """FLOP/s that one device can do at most in the type computed in, to log the model's FLOPs utilisation (MFU) by.
+    None: the data sheet's number, where the device is known."""
 
     def __post_init__(self):
         for name in ("steps", "batch_size", "accumulation", "log_every", "data_workers", "prefetch"):
@@ -70,6 +80,15 @@ class TrainingConfig:
             raise ValueError(f"training.ema={self.ema} must be between 0 and 1, or None")
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"training.patience={self.patience} must be at least 1, or None")
+        if self.peak_flops is not None and not 0 < self.peak_flops < math.inf:
+            raise ValueError(f"training.peak_flops={self.peak_flops} must be above 0, or None")
+        if self.profile_steps is not None:
+            end = math.inf if self.epochs is not None else self.steps  # the steps of epochs are not known yet
+            if not 2 <= self.profile_steps[0] <= self.profile_steps[1] <= end:
+                raise ValueError(
+                    f"training.profile_steps={self.profile_steps} must be a first and a last step from 2 on (step 1 "
+                    f"compiles)" + (f" to {end}, the last one" if end < math.inf else "")
+                )
 
     def resolved(self, examples: int | None = None) -> "TrainingConfig":
         """The same in steps, for this number of training examples: ceil(epochs * examples / batch_size) of them, and
@@ -90,6 +109,20 @@ class TrainingConfig:
             eval_every=every if self.eval_every is None else self.eval_every,
             checkpoint_every=every if self.checkpoint_every is None else self.checkpoint_every,
         )
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What one step does, on what: the log's rates follow from it. What is None is not logged."""
+
+    items: int | None = None
+    """Tokens or examples, over all devices."""
+    item: str = "tokens"
+    flops: float | None = None
+    """Those that the model's formulas need, forward and backward: what is computed twice to save memory counts once."""
+    devices: int = 1
+    peak_flops: float | None = None
+    """FLOP/s that one device can do at most."""
 
 
 @dataclass
@@ -132,8 +165,7 @@ def train(
     checkpointer: Checkpointer,
     logger: MetricsLogger,
     meta: Mapping[str, Any] | None = None,
-    items_per_step: int | None = None,
-    item: str = "tokens",
+    work: StepWork = StepWork(),
 ) -> LoopResult:
     """Run `step(state, batch)` from `start_step` to `config.steps`; `batches` begins with the batch of `start_step`.
 
@@ -144,13 +176,17 @@ def train(
 
     SIGTERM and SIGINT end the loop after the step that runs, with a checkpoint. A loss that is not finite raises
     `TrainingDivergedError` with its step, before anything of it is saved. `meta` is kept in each checkpoint beside the
-    arrays; `items_per_step` are logged as `item`s (tokens) per second.
+    arrays; `work` gives the rates in the log: items per second, those of each device, and `mfu`, the share of the
+    devices' peak FLOP/s that the model's FLOPs make use of (Chowdhery et al. 2022, PaLM, appendix B).
+
+    Where the devices keep waiting for data, one line says so. `config.profile_steps` are traced by JAX's profiler.
     """
     config = config.resolved()
     if progress is None or progress.metric != metric:  # values of two metrics cannot be compared
         progress = Progress(metric=metric)
     pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
-    clock = _Clock(items_per_step, item)
+    clock = _Clock(work)
+    profiler = StepProfiler(config.profile_steps, logger.path.parent / "profile", start_step=start_step)
     evaluation: Mapping[str, float] = {}
     saved = start_step if start_step else None
     ended: Literal["finished", "interrupted", "stopped early"] = "finished"
@@ -171,6 +207,12 @@ def train(
                 rates = clock.lap()
                 with clock.paused():
                     logger.log(number, values | rates)
+                    if share := clock.starved():
+                        logger.print(
+                            f"the devices wait for data {share:.0%} of the time; raise training.data_workers (now "
+                            f"{config.data_workers}) or training.data_processes (now {config.data_processes}), and "
+                            f"training.prefetch (now {config.prefetch}) where single batches are slow"
+                        )
 
     def save(number: int, metrics: Mapping[str, float] | None = None) -> None:
         nonlocal saved
@@ -185,11 +227,22 @@ def train(
     if out_of_patience() and start_step < config.steps:
         logger.print(f"stopped early at step {start_step}, before this start; raise training.patience to go on")
         return LoopResult(state, "stopped early")
-    with _stop_signals() as stop_requested:
+    if profiler.refused:
+        logger.print(profiler.refused)
+    with _stop_signals() as stop_requested, profiler:
         for number in range(start_step + 1, config.steps + 1):
-            with clock.waiting(lambda: not pending or _is_ready(pending[-1][1]["loss"])):
-                batch = next(batches)
-            state, metrics = step(state, batch)
+            if profiler.begins(number):
+                settle()
+                with clock.paused():
+                    profiler.start(state)
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                with clock.waiting(lambda: not pending or _is_ready(pending[-1][1]["loss"])):
+                    batch = next(batches)
+                state, metrics = step(state, batch)
+            if profiler.ends(number):
+                jax.block_until_ready((state, metrics))  # before the clock stops: this is the step's own time
+                with clock.paused():
+                    logger.print(profiler.stop())
             pending.append((number, metrics))
             settle(leave=2)
             clock.step()
@@ -235,11 +288,13 @@ def _is_ready(value: Any) -> bool:
 class _Clock:
     """Time per step without evaluations and saves, and the share of it in which the device waited for data."""
 
-    def __init__(self, items_per_step: int | None, item: str):
-        self.items_per_step, self.item = items_per_step, item
+    def __init__(self, work: StepWork):
+        self.work = work
         self.steps, self.waited, self.excluded = 0, 0.0, 0.0
         self.since = time.perf_counter()
         self.rates: dict[str, float] = {}
+        self.hungry: list[tuple[float, float]] = []  # (seconds, waited) of the last laps, if of each too much
+        self.told = False
 
     def step(self) -> None:
         self.steps += 1
@@ -263,12 +318,27 @@ class _Clock:
         if self.steps == 0 and self.rates:
             return self.rates
         seconds = max(time.perf_counter() - self.since - self.excluded, 1e-9)
-        rates = {"steps_per_second": self.steps / seconds, "data_wait": min(1.0, self.waited / seconds)}
-        if self.items_per_step is not None:
-            rates[f"{self.item}_per_second"] = self.items_per_step * self.steps / seconds
+        steps, work = self.steps / seconds, self.work
+        rates = {"steps_per_second": steps, "data_wait": min(1.0, self.waited / seconds)}
+        if work.items is not None:
+            rates[f"{work.item}_per_second"] = work.items * steps
+            rates[f"{work.item}_per_second_per_device"] = work.items * steps / work.devices
+        if work.flops is not None and work.peak_flops is not None:
+            rates["mfu"] = work.flops * steps / (work.devices * work.peak_flops)
+        compiled = not self.rates  # in this lap, so that its times say nothing
+        hungry = not compiled and rates["data_wait"] > STARVING_SHARE
+        self.hungry = [*self.hungry, (seconds, self.waited)] if hungry else []
         self.steps, self.waited, self.excluded = 0, 0.0, 0.0
         self.since, self.rates = time.perf_counter(), rates
         return rates
+
+    def starved(self) -> float | None:
+        """The share of waiting, once, when the last laps are enough to tell."""
+        seconds = sum(seconds for seconds, _ in self.hungry)
+        if self.told or len(self.hungry) < STARVING_LAPS or seconds < STARVING_SECONDS:
+            return None
+        self.told = True
+        return sum(waited for _, waited in self.hungry) / seconds
 
 
 @contextlib.contextmanager
