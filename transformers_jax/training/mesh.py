@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformers_jax.training.paths import parameter_name
 
 AXES = ("data", "fsdp", "tensor")
+AnyMesh = Mesh | AbstractMesh
+"""Devices, or only how many there are of them: enough to say what lies where."""
 BATCH_SPEC = PartitionSpec(("data", "fsdp"))
 
 SHARDING_RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
@@ -58,12 +60,12 @@ def make_mesh(config: MeshConfig = MeshConfig(), devices: list[Any] | None = Non
     return Mesh(used, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def shardings(tree: Any, mesh: Mesh) -> Any:
+def shardings(tree: Any, mesh: AnyMesh) -> Any:
     """A `NamedSharding` for each array of `tree` (a model, or a whole training state) by `SHARDING_RULES`."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: sharding_of(parameter_name(path), leaf, mesh), tree)
 
 
-def sharding_of(name: str, leaf: Any, mesh: Mesh) -> NamedSharding:
+def sharding_of(name: str, leaf: Any, mesh: AnyMesh) -> NamedSharding:
     """Where the array `leaf` called `name` lies. A dimension that its axis does not divide stays whole on every device,
     which is logged once."""
     axes = next((axes for pattern, axes in SHARDING_RULES if re.search(pattern, name)), ())
@@ -74,12 +76,12 @@ def sharding_of(name: str, leaf: Any, mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*axes))
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
+def batch_sharding(mesh: AnyMesh) -> NamedSharding:
     """Examples are spread over `data` and `fsdp`."""
     return NamedSharding(mesh, BATCH_SPEC)
 
 
-def check_batch(batch_size: int, accumulation: int, mesh: Mesh) -> None:
+def check_batch(batch_size: int, accumulation: int, mesh: AnyMesh) -> None:
     """ValueError unless every micro-batch has the same number of examples on each device."""
     parts = mesh.shape["data"] * mesh.shape["fsdp"] * accumulation
     if batch_size < 1 or batch_size % parts:
@@ -94,7 +96,7 @@ def put_batch(batch: Any, sharding: NamedSharding) -> Any:
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
 
-def _dividing(name: str, mesh: Mesh, size: int, axis: str | None) -> str | None:
+def _dividing(name: str, mesh: AnyMesh, size: int, axis: str | None) -> str | None:
     if axis is None or mesh.shape[axis] == 1:
         return None
     if size % mesh.shape[axis]:
