@@ -93,6 +93,10 @@ class Task:
         """The loss of a batch as (sum, weight)."""
         raise NotImplementedError
 
+    def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """What `loss` takes, without values: a batch of the longest examples there can be for a model of `config`."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its batches look like")
+
     def evaluate(self, model: Any, batch: Any) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """Sums and weights over a batch, and arrays with a row for each example: `finish` makes metrics of them."""
         raise NotImplementedError
@@ -205,6 +209,16 @@ def model_inputs(config: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.A
     if getattr(config, "token_types", 0) > 1:
         names.append("token_type_ids")
     return {name: batch[name] for name in names if name in batch}
+
+
+def abstract_arrays(batch_size: int, **shapes: Sequence[int]) -> dict[str, jax.ShapeDtypeStruct]:
+    """int32 arrays without values, each with a first axis of `batch_size`."""
+    return {name: jax.ShapeDtypeStruct((batch_size, *shape), np.int32) for name, shape in shapes.items()}
+
+
+def abstract_texts(batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """What a batch of `ragged` texts of this length holds beside labels."""
+    return abstract_arrays(batch_size, input_ids=[length], token_type_ids=[length], attention_mask=[length])
 
 
 def text_length(length: int | None, config: Any, name: str = "task.length") -> int:

@@ -28,7 +28,7 @@ from transformers_jax.data.image_files import SUFFIXES, check_image, show_path
 from transformers_jax.data.image_processor import Resampling
 from transformers_jax.models import ImageClassifier
 from transformers_jax.models.base import ImageConfig, Size, as_size
-from transformers_jax.tasks.base import Examples, Features, Row, Task, fingerprint, usable
+from transformers_jax.tasks.base import Examples, Features, Row, Task, abstract_arrays, fingerprint, usable
 from transformers_jax.tasks.labels import LabelNames, show_counts
 from transformers_jax.tasks.metrics import class_metrics, need
 from transformers_jax.tasks.mixing import mix_images
@@ -156,6 +156,11 @@ class ImageClassification(Task):
             image_mean=processor.mean,
             image_std=processor.std,
         )
+
+    def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        size = as_size(config.image_size if self.image_size is None else self.image_size)
+        pixels = jax.ShapeDtypeStruct((batch_size, *size, config.channels), np.uint8)
+        return {"pixels": pixels} | abstract_arrays(batch_size, labels=[])
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """Cross-entropy in nats as (sum, number of pictures). A label of -100 does not count. `key` also decides how

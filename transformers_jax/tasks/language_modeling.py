@@ -13,7 +13,7 @@ import optax
 from transformers_jax.data import Data, TextData, Tokenizer, evaluation_blocks, prepare_corpus, token_blocks
 from transformers_jax.generation import Sampling, generate
 from transformers_jax.models import LanguageModel
-from transformers_jax.tasks.base import Examples, Row, Task, text_length, with_tokenizer
+from transformers_jax.tasks.base import Examples, Row, Task, abstract_arrays, text_length, with_tokenizer
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,10 @@ class LanguageModeling(Task):
     def configure(self, config: Any, examples: Examples) -> Any:
         text_length(self.length, config)
         return with_tokenizer(config, examples.processor)
+
+    def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        length = text_length(self.length, config)
+        return abstract_arrays(batch_size, input_ids=[length], labels=[length])
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """Cross-entropy in nats over the labels that are not -100, as (sum, number of labels)."""

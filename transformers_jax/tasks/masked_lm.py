@@ -29,6 +29,7 @@ from transformers_jax.tasks.base import (
     Features,
     Row,
     Task,
+    abstract_arrays,
     model_inputs,
     ragged,
     text_length,
@@ -148,6 +149,13 @@ class MaskedLM(Task):
             )
         text_length(self.length, config)
         return with_tokenizer(config, examples.processor, next_sentence=self.next_sentence)
+
+    def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        length = text_length(self.length, config)
+        segments = dict(token_type_ids=[length], next_sentence_label=[]) if self.next_sentence else {}
+        slots = max(1, masked_tokens(self.mask_rate, length - (3 if self.next_sentence else 2)))  # [CLS] and [SEP]s
+        texts = dict(input_ids=[length], attention_mask=[length], masked_positions=[slots], labels=[slots])
+        return abstract_arrays(batch_size, **texts, **segments)
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """Cross-entropy in nats over the hidden tokens, as (sum, number of them).

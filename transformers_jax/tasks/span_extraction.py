@@ -26,6 +26,8 @@ from transformers_jax.tasks.base import (
     Features,
     Row,
     Task,
+    abstract_arrays,
+    abstract_texts,
     fingerprint,
     make_tokenizer,
     model_inputs,
@@ -147,6 +149,9 @@ class SpanExtraction(Task):
 
     def configure(self, config: Any, examples: Examples) -> Any:
         return with_tokenizer(config, examples.processor)
+
+    def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return abstract_texts(batch_size, self._sizes(config)[0]) | abstract_arrays(batch_size, labels=[2])
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """Mean of the cross-entropies (in nats) of the first and of the last token over all places but padding, as

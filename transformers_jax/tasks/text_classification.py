@@ -16,6 +16,8 @@ from transformers_jax.tasks.base import (
     Features,
     Row,
     Task,
+    abstract_arrays,
+    abstract_texts,
     fingerprint,
     make_tokenizer,
     model_inputs,
@@ -128,6 +130,15 @@ class TextClassification(Task):
         if config.problem_type is None and len(config.labels) == 1:
             return "regression"  # transformers' reading of a single logit
         return config.problem_type or self.problem
+
+    def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        labels = [len(config.labels)] if self.problem == "multi_label_classification" else []
+        batch = abstract_texts(batch_size, text_length(self.length, config))
+        batch |= abstract_arrays(batch_size, labels=labels)
+        number = jax.ShapeDtypeStruct((batch_size,), np.float32)
+        if self.problem == "regression":
+            batch["labels"] = number
+        return batch | ({} if self.class_weights is None else {"weight": number})
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """Cross-entropy (in nats), binary cross-entropy (mean over the classes) or squared error, as (sum, number of

@@ -20,6 +20,8 @@ from transformers_jax.tasks.base import (
     Features,
     Row,
     Task,
+    abstract_arrays,
+    abstract_texts,
     fingerprint,
     make_tokenizer,
     model_inputs,
@@ -135,6 +137,13 @@ class TokenClassification(Task):
 
     def configure(self, config: Any, examples: Examples) -> Any:
         return with_tokenizer(config, examples.processor, labels=examples.labels)
+
+    def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        length = text_length(self.length, config)
+        batch = abstract_texts(batch_size, length) | abstract_arrays(batch_size, labels=[length])
+        if self.class_weights is not None:
+            batch["class_weights"] = jax.ShapeDtypeStruct((batch_size, len(config.labels)), np.float32)
+        return batch
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """Cross-entropy in nats over the labels that are not -100, as (sum, number of labels), or with class weights
