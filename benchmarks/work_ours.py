@@ -23,7 +23,7 @@ from transformers_jax.generation import Sampling, beam_search, generate
 from transformers_jax.models import GPT, BertConfig, GPTConfig, ImageClassifier, LanguageModel, ViTConfig
 from transformers_jax.nn import stacked_mask
 from transformers_jax.tasks import LanguageModeling, MaskedLM, Task
-from transformers_jax.training.mesh import MeshConfig, batch_sharding, make_mesh, put_batch, shardings
+from transformers_jax.training.mesh import batch_sharding, one_device, put_batch, shardings
 from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from transformers_jax.training.process import prepare_process
 from transformers_jax.training.state import TrainState
@@ -51,7 +51,7 @@ def training(
     config: Any, optimizer_config: OptimizerConfig, steps: int, task: Task | None = None
 ) -> tuple[Any, Any, NamedSharding]:
     """The first state, the step to compile and where batches go: what `experiment.run` does, on one device."""
-    task, mesh = task or LanguageModeling(), make_mesh(MeshConfig(data=1))
+    task, mesh = task or LanguageModeling(), one_device()
 
     def build() -> Any:
         return task.build(config, rngs=nnx.Rngs(0))

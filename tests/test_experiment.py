@@ -39,7 +39,7 @@ def experiment(tmp_path):
         data=TextData(source=str(tmp_path / "text.txt"), tokenizer="character", cache_dir=str(tmp_path / "cache")),
         optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=5, weight_decay=0.1),
         training=TrainingConfig(steps=20, batch_size=8, accumulation=2, log_every=1, eval_every=10, checkpoint_every=5),
-        mesh=MeshConfig(data=1),
+        mesh=MeshConfig(devices=1),
     )
 
 
@@ -282,7 +282,11 @@ def test_a_checkpoint_of_one_mesh_continues_on_any_other(experiment, tmp_path):
     experiment = change(experiment, training=dict(accumulation=1), optimizer=dict(schedule="constant"))
     straight = change(experiment, training=dict(steps=16))
     run(straight, tmp_path / "straight")
-    for steps, mesh in ((6, MeshConfig(data=8)), (11, MeshConfig(data=1)), (16, MeshConfig(data=2, fsdp=2, tensor=2))):
+    for steps, mesh in (
+        (6, MeshConfig(data=8)),
+        (11, MeshConfig(devices=1)),
+        (16, MeshConfig(data=2, fsdp=2, tensor=2)),
+    ):
         run(change(experiment, training=dict(steps=steps), mesh=mesh), tmp_path / "moved")
     expected, moved = losses(tmp_path / "straight"), losses(tmp_path / "moved")
     np.testing.assert_allclose(list(moved.values()), list(expected.values()), atol=1e-5)

@@ -42,6 +42,8 @@ from transformers_jax.training.mesh import (
     batch_sharding,
     check_batch,
     make_mesh,
+    on_mesh,
+    one_device,
     put_batch,
     sharding_of,
     shardings,
@@ -125,7 +127,7 @@ class Loaded:
     @functools.cached_property  # compiled once for all calls of `predict`
     def _rows_of(self) -> Callable[..., Any]:
         rows = self.task.rows
-        return _over_all(lambda model, batch: ({}, rows(model, batch)), make_mesh(MeshConfig(data=1)))
+        return _over_all(lambda model, batch: ({}, rows(model, batch)), one_device())
 
 
 @dataclass(frozen=True)
@@ -262,11 +264,12 @@ class Program:
     def jit_step(self) -> Any:
         """The step to be compiled once: it keeps the state where it lies, and overwrites the one it is given."""
         whole = NamedSharding(self.mesh, PartitionSpec())
-        return jax.jit(self.step, out_shardings=(self.placed, whole), donate_argnums=0)
+        return jax.jit(on_mesh(self.step, self.mesh), out_shardings=(self.placed, whole), donate_argnums=0)
 
 
-def make_program(experiment: Experiment, mesh: AnyMesh) -> Program:
-    """The program of an experiment whose model is configured (`Task.configure`) and whose training is in steps."""
+def make_program(experiment: Experiment, mesh: AnyMesh, *, axis_name: str | None = None) -> Program:
+    """The program of an experiment whose model is configured (`Task.configure`) and whose training is in steps. With
+    `axis_name` its step is to run under `jax.pmap` or `jax.shard_map` over that axis."""
     task, config, training = experiment.task, experiment.model, experiment.training
 
     def build() -> Any:
@@ -286,6 +289,7 @@ def make_program(experiment: Experiment, mesh: AnyMesh) -> Program:
         schedule=make_schedule(experiment.optimizer, training.steps),
         seed=experiment.seed,
         accumulation=training.accumulation,
+        axis_name=axis_name,
         ema=training.ema,
         trained=trained_part(experiment.optimizer, model, stacked=stacked),
     )
@@ -340,7 +344,7 @@ def evaluate(
     if not given and examples.fingerprint != loaded.data_fingerprint:
         # Its held-out part may be text that the model was trained on.
         raise ValueError(f"{FINGERPRINTS['data']}; name the data to evaluate on")
-    over = _over_all(loaded.task.evaluate, make_mesh(MeshConfig(data=1)))
+    over = _over_all(loaded.task.evaluate, one_device())
     totals, rows = over(loaded.model, examples.validation, batch_size)
     if report is not None:
         loaded.task.report(rows, examples.extra, config, Path(report))
@@ -376,7 +380,7 @@ def _over_all(
 ) -> Callable[..., Any]:
     """From `function(model, batch) -> (sums, arrays with a row for each example)` to `(model, dataset, batch_size) ->
     (totals, rows in the order of the examples)`, compiled once a shape."""
-    step, spread = jax.jit(function), batch_sharding(mesh)
+    step, spread = jax.jit(on_mesh(function, mesh)), batch_sharding(mesh)
 
     def over(model: Any, dataset: Any, batch_size: int) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
         totals: dict[str, float] = {}
@@ -467,7 +471,7 @@ def _load_run(directory: Path, which: Any, dtype: str | None, mesh: Mesh | None)
     experiment = from_data(description["experiment"], Experiment)
     config = experiment.model if dtype is None else dataclasses.replace(experiment.model, dtype=dtype)
     model = jax.eval_shape(lambda: experiment.task.build(config, rngs=nnx.Rngs(0)))
-    model = _abstract_with(model, shardings(model, make_mesh(MeshConfig(data=1)) if mesh is None else mesh))
+    model = _abstract_with(model, shardings(model, one_device() if mesh is None else mesh))
     _, checkpointer = _checkpoints(experiment, directory)
     try:
         part = "model" if experiment.training.ema is None else "ema"

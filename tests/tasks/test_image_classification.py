@@ -22,7 +22,7 @@ from transformers_jax.models import ImageClassifier, ViT, ViTConfig
 from transformers_jax.models.output import ModelOutput
 from transformers_jax.tasks import ImageClassification
 from transformers_jax.training.loop import TrainingConfig
-from transformers_jax.training.mesh import MeshConfig, make_mesh
+from transformers_jax.training.mesh import MeshConfig, make_mesh, one_device
 from transformers_jax.training.optimizer import OptimizerConfig
 
 CONFIG = ViTConfig(image_size=8, patch_size=4, dim=16, depth=2, heads=2)
@@ -67,7 +67,7 @@ def experiment(source, **fields):
         data=ImageData(source=str(source), validation_fraction=0.25),
         optimizer=OptimizerConfig(learning_rate=3e-3),
         training=TrainingConfig(steps=30, batch_size=8, log_every=1, eval_every=15, checkpoint_every=10),
-        mesh=MeshConfig(data=1),
+        mesh=MeshConfig(devices=1),
     )
     return Experiment(**(changes | fields))
 
@@ -116,7 +116,7 @@ def test_every_picture_counts_once(devices, tmp_path):
     config = task.configure(CONFIG, examples)
     answers = np.zeros((256, 2))
     answers[np.arange(10), [0, 0, 0, 0, 0, 1, 1, 1, 0, 0]] = 5.0
-    mesh = make_mesh(MeshConfig(data=devices))
+    mesh = make_mesh(MeshConfig(devices=devices))
     metrics = make_evaluate(task, examples, mesh, 8, config=config)(Says(answers, config))
     assert metrics["accuracy"] == pytest.approx(0.8)
     assert metrics["examples"] == 10
@@ -146,7 +146,7 @@ def test_classes_are_those_of_training_in_every_split(tmp_path):
     assert [int(examples.validation[i]["labels"]) for i in range(len(examples.validation))] == [0, 0, 2, 2]
     config = task.configure(CONFIG, examples)
     answers = np.zeros((256, 3))
-    metrics = make_evaluate(task, examples, make_mesh(MeshConfig(data=1)), 4, config=config)(Says(answers, config))
+    metrics = make_evaluate(task, examples, one_device(), 4, config=config)(Says(answers, config))
     assert all(math.isfinite(value) for value in metrics.values())
 
     paint(tmp_path / "val", {"blue": 1})

@@ -17,7 +17,7 @@ from transformers_jax.experiment import Experiment, Loaded, evaluate, load, make
 from transformers_jax.models import BertConfig, GPTConfig
 from transformers_jax.tasks import MaskedLM
 from transformers_jax.training.loop import TrainingConfig
-from transformers_jax.training.mesh import MeshConfig, make_mesh
+from transformers_jax.training.mesh import MeshConfig, make_mesh, one_device
 from transformers_jax.training.optimizer import OptimizerConfig
 
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -132,7 +132,7 @@ def test_a_rate_of_0_is_refused_for_training_and_evaluates_to_0(data):
     _, _, model = made(data)
     task = MaskedLM(mask_rate=0.0)
     examples = task.prepare(data, CONFIG, training=False)
-    metrics = make_evaluate(task, examples, make_mesh(MeshConfig(data=1)), 8, config=model.config)(model)
+    metrics = make_evaluate(task, examples, one_device(), 8, config=model.config)(model)
     assert metrics == {"loss": 0.0, "perplexity": 1.0, "accuracy": 0.0, "tokens": 0.0}
     task, examples, model = made(data, mask_rate=0.0, next_sentence=True)  # the other objective alone
     total, weight = loss(task)(model, batch_of(examples))
@@ -174,7 +174,7 @@ def test_held_out_masks_do_not_depend_on_the_seed_of_the_run(data):
 def test_evaluation_is_the_same_on_any_number_of_devices_and_for_any_batch(data, settings):
     task, examples, model = made(data, **settings)
     results = [
-        make_evaluate(task, examples, make_mesh(MeshConfig(data=devices)), batch, config=model.config)(model)
+        make_evaluate(task, examples, make_mesh(MeshConfig(devices=devices)), batch, config=model.config)(model)
         for devices, batch in ((1, 8), (8, 16), (1, 5))
     ]
     assert len(examples.validation) % 8 and results[0]["tokens"] > 60
@@ -210,7 +210,7 @@ def test_a_run_learns_is_loaded_and_fills_in(data, tmp_path, next_sentence):
         data=data,
         optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=10),
         training=TrainingConfig(steps=60, batch_size=16, accumulation=2, log_every=10, eval_every=60),
-        mesh=MeshConfig(data=2),
+        mesh=MeshConfig(devices=2),
     )
     result = run(experiment, tmp_path / "run")
     start = math.log(result.state.model.config.vocab_size)

@@ -213,7 +213,7 @@ def reader(*, blue=4.0):
 def scores(task, rows, tmp_path, *, devices=1, batch_size=4):
     model, processor = reader(blue=3.0), tokenizer_of(tmp_path, *WORDS)
     examples = task.prepare(data_of(tmp_path, rows), model.config, processor, training=False)
-    mesh = make_mesh(MeshConfig(data=devices))
+    mesh = make_mesh(MeshConfig(devices=devices))
     return make_evaluate(task, examples, mesh, batch_size, config=task.configure(model.config, examples))(model)
 
 

@@ -15,7 +15,7 @@ from transformers_jax.data import ClassificationData
 from transformers_jax.experiment import evaluate, load, make_evaluate, run
 from transformers_jax.tasks import TextClassification
 from transformers_jax.tasks.base import Features
-from transformers_jax.training.mesh import MeshConfig, make_mesh
+from transformers_jax.training.mesh import MeshConfig, make_mesh, one_device
 
 
 def write(path, rows):
@@ -128,7 +128,7 @@ def accuracy(model, tmp_path, labels, **fields):
     task = TextClassification(**fields)
     data = ClassificationData(source=path, validation_source=path)
     examples = task.prepare(data, model.config, tokenizer_of(tmp_path, *NLI), training=False)
-    run = make_evaluate(task, examples, make_mesh(MeshConfig(data=1)), 2, config=task.configure(model.config, examples))
+    run = make_evaluate(task, examples, one_device(), 2, config=task.configure(model.config, examples))
     return run(model)["accuracy"]
 
 
@@ -262,12 +262,12 @@ def test_every_example_counts_once_on_any_number_of_devices(tmp_path, devices):
     model, task = Lookup(table, config, pooled=True), TextClassification()
     examples = task.prepare(ClassificationData(source=path, validation_source=path), config, tokenizer, training=False)
     config = task.configure(config, examples)
-    found = make_evaluate(task, examples, make_mesh(MeshConfig(data=devices)), max(4, devices), config=config)(model)
+    found = make_evaluate(task, examples, make_mesh(MeshConfig(devices=devices)), max(4, devices), config=config)(model)
     assert found["examples"] == 10 and found["accuracy"] == 0.8
     assert found["loss"] == pytest.approx(math.log(1 + math.exp(-2)) + 0.2 * 2)
     one = dataclasses.replace(examples, validation=task.features(["bad"], tokenizer, config).dataset)
     with pytest.raises(KeyError):  # without labels there is nothing to evaluate
-        make_evaluate(task, one, make_mesh(MeshConfig(data=1)), 4, config=config)(model)
+        make_evaluate(task, one, one_device(), 4, config=config)(model)
 
 
 # --- predictions

@@ -54,7 +54,7 @@ TAGGER = dict(anna="B-PER", smith="I-PER", new="B-LOC", york="I-LOC", paris="B-L
 
 def scores(task, model, data, processor, *, devices=1, batch_size=2):
     examples = task.prepare(data, model.config, processor, training=False)
-    mesh = make_mesh(MeshConfig(data=devices))
+    mesh = make_mesh(MeshConfig(devices=devices))
     return make_evaluate(task, examples, mesh, batch_size, config=task.configure(model.config, examples))(model)
 
 

@@ -48,7 +48,7 @@ def training(task, data, *, steps=150, batch_size=16, learning_rate=3e-3, seed=0
         training=TrainingConfig(
             steps=steps, batch_size=batch_size, log_every=steps, eval_every=steps, checkpoint_every=steps
         ),
-        mesh=MeshConfig(data=1),
+        mesh=MeshConfig(devices=1),
         seed=seed,
         **fields,
     )

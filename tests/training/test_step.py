@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from transformers_jax.models import GPT, GPTConfig, LanguageModel
 from transformers_jax.nn import stacked_mask
 from transformers_jax.tasks import LanguageModeling, cross_entropy
-from transformers_jax.training.mesh import MeshConfig, batch_sharding, check_batch, make_mesh, put_batch, shardings
+from transformers_jax.training.mesh import MeshConfig, batch_sharding, make_mesh, put_batch, shardings
 from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, trained_part
 from transformers_jax.training.paths import named_leaves
 from transformers_jax.training.state import TrainState, count_parameters
@@ -190,24 +190,6 @@ def test_the_learning_rate_that_is_reported_is_the_one_used():
         new, metrics = step(state, {})
         np.testing.assert_allclose(state.model - new.model, metrics["learning_rate"], rtol=1e-6)
         state = new
-
-
-def test_bad_meshes_and_batches_are_errors_with_the_numbers():
-    with pytest.raises(ValueError, match="at least 16 devices; there are 8"):
-        make_mesh(MeshConfig(data=2, fsdp=4, tensor=2))
-    with pytest.raises(ValueError, match="must be at least 1"):
-        make_mesh(MeshConfig(fsdp=0))
-    with pytest.raises(ValueError, match="batch_size=12 is not a multiple of 16 = data 4 x fsdp 2 x accumulation 2"):
-        check_batch(12, 2, make_mesh(MeshConfig(data=4, fsdp=2)))
-
-
-def test_what_an_axis_does_not_divide_stays_whole(caplog):
-    config = GPTConfig(vocab_size=47, max_length=12, dim=16, depth=2, heads=2)
-    abstract = jax.eval_shape(lambda: build(config))
-    placed = shardings(abstract, make_mesh(MeshConfig(data=1, tensor=2), jax.devices()[:2]))
-    assert named_leaves(placed)["backbone.embedding.embedding"].spec == PartitionSpec(None, None)
-    assert "47 is not divisible by tensor=2" in caplog.text
-    assert count_parameters(abstract) == sum(x.size for x in jax.tree.leaves(build(config)))
 
 
 def test_with_all_layers_frozen_the_norm_is_of_the_rest_and_nothing_else_is_computed():

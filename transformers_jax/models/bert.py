@@ -30,6 +30,7 @@ from transformers_jax.nn import (
 from transformers_jax.nn.dropout import PRNGKey
 from transformers_jax.nn.mlp import check_activation
 from transformers_jax.nn.pooling import Pooling, check_pooling
+from transformers_jax.nn.sharding import BATCH, constrain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,5 +212,5 @@ class Bert(nnx.Module):
         hidden, _, kept = self.stack(apply, hidden, None, layer_keys)
         pooled = None
         if self.pooler is not None:
-            pooled = jnp.tanh(self.pooler(pool(hidden, attention_mask, how="first")))
+            pooled = jnp.tanh(self.pooler(constrain(pool(hidden, attention_mask, how="first"), BATCH)))
         return ModelOutput(hidden, pooled, hidden_states=kept[0], attention_weights=kept[1])

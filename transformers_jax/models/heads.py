@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from transformers_jax.models.output import Cache, ModelOutput
 from transformers_jax.nn import ACTIVATIONS, LayerNorm, Linear, dropout, normal_init, pool, split_key
 from transformers_jax.nn.dropout import PRNGKey
+from transformers_jax.nn.sharding import BATCH, TENSOR, constrain
 
 
 class Head(nnx.Module):
@@ -67,7 +68,7 @@ class LanguageModel(Head):
         """The logits of hidden states, in float32."""
         if self.head is None:
             return self.backbone.embedding.read_out(hidden)
-        return self.head(hidden).astype(jnp.float32)
+        return _logits(self.head, hidden)
 
     def init_cache(self, batch: int, length: int) -> Cache:
         """An empty cache with `length` slots a row."""
@@ -124,16 +125,16 @@ class MaskedLanguageModel(Head):
         logits = self.read_out(hidden)
         if self.next_sentence is None:
             return dataclasses.replace(output, logits=logits)
-        next_sentence = self.next_sentence(output.pooled).astype(jnp.float32)
+        next_sentence = _logits(self.next_sentence, output.pooled)
         return dataclasses.replace(output, logits=logits, next_sentence_logits=next_sentence)
 
     def read_out(self, hidden: Float[Array, "*lead dim"]) -> Float[Array, "*lead vocab"]:
         """The logits of hidden states, in float32."""
-        hidden = self.norm(ACTIVATIONS[self.config.activation](self.dense(hidden)))
+        hidden = self.norm(ACTIVATIONS[self.config.activation](self.dense(constrain(hidden, BATCH))))
         if self.head is None:
             logits = self.backbone.embedding.read_out(hidden)
         else:
-            logits = self.head(hidden).astype(jnp.float32)
+            logits = _logits(self.head, hidden)
         return logits + self.bias[...].astype(jnp.float32)
 
 
@@ -170,8 +171,8 @@ class SequenceClassifier(Head):
         if pooled is None or self.dense is not None:
             pooled = pool(output.hidden, attention_mask, how=self.config.pooling)
         if self.dense is not None:
-            pooled = ACTIVATIONS[self.config.classifier_activation](self.dense(pooled))
-        logits = self.head(_dropout(self.config, pooled, keys[1])).astype(jnp.float32)
+            pooled = ACTIVATIONS[self.config.classifier_activation](self.dense(constrain(pooled, BATCH)))
+        logits = _logits(self.head, _dropout(self.config, pooled, keys[1]))
         return dataclasses.replace(output, pooled=pooled, logits=logits)
 
 
@@ -193,7 +194,7 @@ class TokenClassifier(Head):
         """Logits (batch, length, labels) in float32; `inputs` are the backbone's."""
         keys = split_key(key, 2)
         output = self.backbone(input_ids, attention_mask, key=keys[0], **inputs)
-        logits = self.head(_dropout(self.config, output.hidden, keys[1])).astype(jnp.float32)
+        logits = _logits(self.head, _dropout(self.config, output.hidden, keys[1]))
         return dataclasses.replace(output, logits=logits)
 
 
@@ -215,7 +216,7 @@ class SpanPredictor(Head):
         """Logits (batch, length, 2) in float32: [..., 0] for the start, [..., 1] for the end. Padding and question have
         logits like any token; whoever reads them leaves those out. `inputs` are the backbone's."""
         output = self.backbone(input_ids, attention_mask, key=key, **inputs)
-        return dataclasses.replace(output, logits=self.head(output.hidden).astype(jnp.float32))
+        return dataclasses.replace(output, logits=_logits(self.head, output.hidden))
 
 
 class ImageClassifier(Head):
@@ -246,10 +247,10 @@ class ImageClassifier(Head):
         keys = split_key(key, 3)
         output = self.backbone(pixels, key=keys[0], capture=capture)
         assert output.pooled is not None  # what a backbone under this head gives
-        logits = self.head(_dropout(self.config, output.pooled, keys[1])).astype(jnp.float32)
+        logits = _logits(self.head, _dropout(self.config, output.pooled, keys[1]))
         if self.distillation_head is not None:
             distilled = _dropout(self.config, output.hidden[:, 1], keys[2])
-            logits = (logits + self.distillation_head(distilled).astype(jnp.float32)) / 2
+            logits = (logits + _logits(self.distillation_head, distilled)) / 2
         return dataclasses.replace(output, logits=logits)
 
 
@@ -258,6 +259,12 @@ def _linear(
 ) -> Linear:
     kernel_init = normal_init(config.init_std) if kernel_init is None else kernel_init
     return Linear(config.dim, size, use_bias=use_bias, kernel_init=kernel_init, **config.types, rngs=rngs)
+
+
+def _logits(layer: Linear, hidden: Float[Array, "*lead dim"]) -> Float[Array, "*lead out"]:
+    """The scores of an output layer, in float32."""
+    scores = layer(constrain(hidden, BATCH)).astype(jnp.float32)
+    return constrain(scores, BATCH, *[None] * (scores.ndim - 2), TENSOR)
 
 
 def _count(config: Any) -> int:

@@ -232,7 +232,7 @@ class ViT(nnx.Module):
         if self.positions is None:
             return jnp.pad(sinusoidal_grid(*grid, config.dim), ((config.prefix, 0), (0, 0)))
         how = config.position_resampling
-        return resize_positions(self.positions.embedding[...], config.grid, grid, prefix=config.prefix, how=how)
+        return resize_positions(self.positions.table(), config.grid, grid, prefix=config.prefix, how=how)
 
     def _pool(self, hidden: Float[Array, "batch length dim"]) -> Float[Array, "batch dim"]:
         match self.config.pooling:

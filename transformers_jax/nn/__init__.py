@@ -25,6 +25,7 @@ from transformers_jax.nn.positions import (
     sinusoidal_positions,
 )
 from transformers_jax.nn.pytree import pytree_dataclass
+from transformers_jax.nn.sharding import constrain
 from transformers_jax.nn.stack import REMAT_POLICIES, Stack, stacked_mask, unstack
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "attend",
     "attention_weights",
     "choose_implementation",
+    "constrain",
     "drop_path",
     "dropout",
     "normal_init",

@@ -15,6 +15,7 @@ from transformers_jax.nn.dropout import PRNGKey, dropout
 from transformers_jax.nn.linear import Linear, normal_init
 from transformers_jax.nn.patterns import Causal, Full, Pattern
 from transformers_jax.nn.pytree import pytree_dataclass
+from transformers_jax.nn.sharding import BATCH, TENSOR, constrain
 
 Implementation = Literal["plain", "xla", "cudnn"]
 Mask = Bool[Array, "#batch #heads #q #k"]
@@ -319,7 +320,8 @@ class MultiHeadAttention(nnx.Module):
             **arguments,
         )
         weights = attention_weights(query, keys, **arguments) if capture_weights else None
-        return AttentionOutput(self.output(mixed.reshape(*mixed.shape[:2], -1)), cache, weights)
+        hidden = constrain(self.output(mixed.reshape(*mixed.shape[:2], -1)), BATCH)
+        return AttentionOutput(hidden, cache, weights)
 
     def keys_and_values(self, context: Float[Array, "batch k context_dim"]) -> KVCache:
         """The projected keys and values of `context`."""
@@ -327,4 +329,4 @@ class MultiHeadAttention(nnx.Module):
         return KVCache(*(jnp.swapaxes(x, 1, 2) for x in projected))
 
     def _heads(self, x, heads: int):
-        return x.reshape(*x.shape[:-1], heads, self.head_dim)
+        return constrain(x.reshape(*x.shape[:-1], heads, self.head_dim), BATCH, None, TENSOR)

@@ -7,6 +7,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from transformers_jax.nn.linear import matmul, normal_init
+from transformers_jax.nn.sharding import BATCH, TENSOR, axis_size, constrain
+
+_FEW_ROWS = 32  # To spread a table of token types would cost more than the table: an exchange of what is looked up.
 
 
 def take_rows(table: Float[Array, "rows dim"], index: Int[Array, "*lead"]) -> Float[Array, "*lead dim"]:
@@ -37,9 +40,24 @@ class TokenEmbedding(nnx.Module):
         """The vectors of `input_ids`. An id outside the vocabulary gives NaN: JAX cannot raise while running."""
         # Cast what was taken, not the table: the gradient of a frequent token is then summed in the parameter's type
         # (a bfloat16 sum of ones stops at 256).
-        vectors = take_rows(self.embedding[...], input_ids)
+        table = self.embedding[...]
+        if len(table) <= _FEW_ROWS:
+            table = constrain(table)
+        else:
+            table = constrain(table, None, TENSOR) if self._padding() else constrain(table, TENSOR)
+        vectors = constrain(take_rows(table, input_ids), BATCH)
         return vectors if self.dtype is None else vectors.astype(self.dtype)
 
     def read_out(self, hidden: Float[Array, "*lead dim"]) -> Float[Array, "*lead vocab"]:
         """Scores of every token, `hidden @ embedding.T`, in float32 (Press and Wolf 2017: tied weights)."""
-        return matmul(hidden, self.embedding[...].astype(hidden.dtype).T, preferred_element_type=jnp.float32)
+        table, padding = self.embedding[...].astype(hidden.dtype), self._padding()
+        if padding:
+            table = jnp.pad(constrain(table, None, TENSOR), ((0, padding), (0, 0)))
+        scores = matmul(hidden, constrain(table, TENSOR).T, preferred_element_type=jnp.float32)
+        scores = constrain(scores, BATCH, *[None] * (scores.ndim - 2), TENSOR)
+        return scores[..., : len(self.embedding[...])] if padding else scores
+
+    def _padding(self) -> int:
+        """Rows that the table lacks to be divisible over the devices. It is stored without them, spread over its
+        columns then, so that neither checkpoints nor optimizers know of the mesh."""
+        return -self.embedding.shape[0] % axis_size(TENSOR)

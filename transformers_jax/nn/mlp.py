@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from transformers_jax.nn.dropout import PRNGKey, dropout
 from transformers_jax.nn.linear import Linear, normal_init
+from transformers_jax.nn.sharding import BATCH, TENSOR, constrain
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -59,4 +60,5 @@ class MLP(nnx.Module):
 
     def __call__(self, x: Float[Array, "*lead dim"], *, key: PRNGKey | None = None) -> Float[Array, "*lead dim"]:
         """`dropout` (with `key`) acts between the activation and `down`."""
-        return self.down(dropout(ACTIVATIONS[self.activation](self.up(x)), self.dropout, key))
+        inside = constrain(self.up(x), BATCH, *[None] * (x.ndim - 2), TENSOR)
+        return constrain(self.down(dropout(ACTIVATIONS[self.activation](inside), self.dropout, key)), BATCH)

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from transformers_jax.nn.linear import Linear, normal_init
+from transformers_jax.nn.sharding import BATCH, constrain
 
 
 def to_patches(
@@ -64,4 +65,4 @@ class PatchEmbedding(nnx.Module):
                 f"the images have {pixels.shape[-1]} channels but the model takes {self.channels}; pixels are "
                 "(batch, height, width, channels)"
             )
-        return self.projection(to_patches(pixels, self.patch))
+        return constrain(self.projection(to_patches(pixels, self.patch)), BATCH)

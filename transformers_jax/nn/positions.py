@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from transformers_jax.nn.embedding import take_rows
 from transformers_jax.nn.linear import normal_init
+from transformers_jax.nn.sharding import BATCH, constrain
 
 
 def positions_from_mask(attention_mask: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
@@ -57,14 +58,18 @@ class LearnedPositions(nnx.Module):
 
         A position beyond the table gives NaN, as JAX cannot raise while running; the caller checks before tracing.
         """
-        table = self.embedding[...]
+        table = self.table()
         if isinstance(positions, int):
             if positions > table.shape[0]:
                 raise ValueError(f"{positions} positions are needed but the table has {table.shape[0]}")
             vectors = table[None, :positions]
         else:
-            vectors = take_rows(table, positions)
+            vectors = constrain(take_rows(table, positions), BATCH)
         return vectors if self.dtype is None else vectors.astype(self.dtype)
+
+    def table(self) -> Float[Array, "length dim"]:
+        """All vectors, whole on every device of a mesh."""
+        return constrain(self.embedding[...])
 
 
 def sinusoidal_grid(height: int, width: int, dim: int, *, base: float = 10_000.0) -> Float[Array, "places dim"]:

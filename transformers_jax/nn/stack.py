@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from transformers_jax.nn.sharding import BATCH, constrain
+
 Apply = Callable[[nnx.Module, Array, Any, Any], tuple[Array, Any, Any]]
 
 REMAT_POLICIES = {
@@ -78,11 +80,12 @@ class Stack(nnx.Module):
             outputs = []
             for i, layer in enumerate(layers):
                 hidden, *output = apply(layer, hidden, *jax.tree.map(lambda x, i=i: x[i], (state, given)))
+                hidden = constrain(hidden, BATCH)
                 outputs.append(output)
             return hidden, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
 
         inputs = (list(self.layers), *jax.tree.map(fold, (state, given)))
-        hidden, outputs = jax.lax.scan(body, hidden, inputs, unroll=max(1, self.unroll // cycle))
+        hidden, outputs = jax.lax.scan(body, constrain(hidden, BATCH), inputs, unroll=max(1, self.unroll // cycle))
         return hidden, *jax.tree.map(unfold, outputs)
 
     def init_state(self, make: Callable[[], Any]) -> Any:

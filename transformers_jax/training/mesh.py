@@ -1,7 +1,10 @@
 """Devices as a mesh, and one table that says how each parameter lies on it."""
 
+import functools
 import logging
+import math
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -10,16 +13,18 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from transformers_jax.training.paths import parameter_name
+from transformers_jax.training.paths import named_leaves, parameter_name
 
 AXES = ("data", "fsdp", "tensor")
 AnyMesh = Mesh | AbstractMesh
 """Devices, or only how many there are of them: enough to say what lies where."""
 BATCH_SPEC = PartitionSpec(("data", "fsdp"))
 
-SHARDING_RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    (r"(embedding|positions)\.embedding$", ("tensor", "fsdp")),
-    (r"patch_embedding\.projection\.kernel$", (None, "fsdp")),
+Axes = tuple[str | None, ...]
+
+SHARDING_RULES: tuple[tuple[str, Axes], ...] = (
+    (r"embedding\.embedding$", ("tensor", "fsdp")),
+    (r"(positions|token_types)\.embedding$", (None, "fsdp")),
     (r"attention\.(query|key|value)\.kernel$", ("fsdp", "tensor")),
     (r"attention\.(query|key|value)\.bias$", ("tensor",)),
     (r"attention\.output\.kernel$", ("tensor", "fsdp")),
@@ -27,14 +32,18 @@ SHARDING_RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"mlp\.up\.bias$", ("tensor",)),
     (r"mlp\.down\.kernel$", ("tensor", "fsdp")),
     (r"head\.kernel$", ("fsdp", "tensor")),
+    (r"(projection|pooler|dense|next_sentence)\.kernel$", ("fsdp", None)),
+    (r"(bias|scale|_token|attention_pooling\.query)$", ()),
 )
-"""Parameter path -> mesh axes of its last dimensions: the split of Shoeybi et al. 2019 (Megatron-LM) over `tensor`,
-the other matrix dimension over `fsdp`. A leading depth axis, and whatever no rule names, is on every device whole."""
+"""Parameter path -> mesh axes of its last dimensions; the first rule that matches counts. Matrices are split over
+`tensor` as in Shoeybi et al. 2019 (Megatron-LM), their other dimension over `fsdp`; a leading depth axis, and what has
+no axes here, is whole on every device. The rules name every parameter of every family; one of a model of your own that
+no rule names is whole, too, which is logged."""
 
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """How the devices are arranged. The product of the axes is the number of devices used."""
+    """How the devices are arranged. The product of the axes is the number of devices."""
 
     data: int = -1
     """Devices that each take a part of the batch and hold all parameters. -1: all that the other axes leave."""
@@ -42,43 +51,96 @@ class MeshConfig:
     """Devices that each take a part of the batch and hold a part of the parameters."""
     tensor: int = 1
     """Devices that share the heads and the MLP of one batch."""
+    devices: int | None = None
+    """Use this many of the devices of a single process. None: all of all processes."""
 
 
 def make_mesh(config: MeshConfig = MeshConfig(), devices: list[Any] | None = None) -> Mesh:
-    """A mesh with the axes `data`, `fsdp` and `tensor` over `devices` (default: all)."""
+    """A mesh with the axes `data`, `fsdp` and `tensor` over `devices` (default: all, or as many as `config` says)."""
     devices = jax.devices() if devices is None else devices
+    if config.devices is not None:
+        if not 1 <= config.devices <= len(devices) or jax.process_count() > 1:
+            raise ValueError(
+                f"mesh.devices={config.devices} of {len(devices)} devices in {jax.process_count()} processes: it takes "
+                "a part of the devices of one process"
+            )
+        devices = devices[: config.devices]
     rest = config.fsdp * config.tensor
     if min(config.fsdp, config.tensor) < 1 or config.data < -1 or config.data == 0:
         raise ValueError(f"mesh axes must be at least 1 (data may be -1), not {config}")
     data = len(devices) // rest if config.data == -1 else config.data
-    if data * rest > len(devices) or data == 0:
+    if data * rest != len(devices):
         raise ValueError(
-            f"a mesh of data={config.data}, fsdp={config.fsdp}, tensor={config.tensor} needs at least "
-            f"{max(data, 1) * rest} devices; there are {len(devices)}"
+            f"a mesh of data={config.data} x fsdp={config.fsdp} x tensor={config.tensor} does not make the "
+            f"{len(devices)} devices there are; data=-1 takes what fsdp x tensor = {rest} leaves of a multiple of it"
         )
-    used = np.asarray(devices[: data * rest]).reshape(data, config.fsdp, config.tensor)
+    used = np.asarray(devices).reshape(data, config.fsdp, config.tensor)
     return Mesh(used, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def shardings(tree: Any, mesh: AnyMesh) -> Any:
-    """A `NamedSharding` for each array of `tree` (a model, or a whole training state) by `SHARDING_RULES`."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: sharding_of(parameter_name(path), leaf, mesh), tree)
+def one_device() -> Mesh:
+    """A mesh of this process's first device."""
+    return make_mesh(MeshConfig(), jax.local_devices()[:1])
 
 
-def sharding_of(name: str, leaf: Any, mesh: AnyMesh) -> NamedSharding:
-    """Where the array `leaf` called `name` lies. A dimension that its axis does not divide stays whole on every device,
-    which is logged once."""
-    axes = next((axes for pattern, axes in SHARDING_RULES if re.search(pattern, name)), ())
-    if len(axes) > len(leaf.shape):  # optimizers keep smaller things under a parameter's name, too
+def shardings(tree: Any, mesh: AnyMesh, *, rules: Sequence[tuple[str, Axes]] = SHARDING_RULES) -> Any:
+    """A `NamedSharding` for each array of `tree` (a model, or a whole training state) by `rules`.
+
+    Rules of your own must each match something, and name axes of the mesh: ValueError otherwise.
+    """
+    if rules is not SHARDING_RULES:
+        _check_rules(rules, tree, mesh)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: sharding_of(parameter_name(path), leaf, mesh, rules=rules), tree
+    )
+
+
+def sharding_of(
+    name: str, leaf: Any, mesh: AnyMesh, *, rules: Sequence[tuple[str, Axes]] = SHARDING_RULES
+) -> NamedSharding:
+    """Where the array `leaf` called `name` lies.
+
+    An axis that does not divide its dimension (the 50,257 tokens of GPT-2 by 2) moves to another one that it divides,
+    so that the array is spread all the same; where there is none, it stays whole. Both are logged once.
+    """
+    axes = next((axes for pattern, axes in rules if re.search(pattern, name)), None)
+    if axes is None and len(leaf.shape) > 1 and mesh.size > mesh.shape.get("data", 1):
+        _log(name, "no sharding rule names it: it is whole on every device")
+    if axes is None or len(axes) > len(leaf.shape):  # optimizers keep smaller things under a parameter's name, too
         axes = ()
-    axes = (None,) * (len(leaf.shape) - len(axes)) + axes
-    axes = [_dividing(name, mesh, size, axis) for size, axis in zip(leaf.shape, axes, strict=True)]
-    return NamedSharding(mesh, PartitionSpec(*axes))
+    first = len(leaf.shape) - len(axes)
+    parts: list[list[str]] = [[] for _ in leaf.shape]  # the axes that each dimension is spread over
+
+    def divides(axis: str, dimension: int) -> bool:
+        return leaf.shape[dimension] % math.prod(mesh.shape[name] for name in (*parts[dimension], axis)) == 0
+
+    for wanted, axis in enumerate(axes, first):
+        if axis is None or mesh.shape[axis] == 1:
+            continue
+        choices = (wanted, *(other for other in range(first, len(leaf.shape)) if other != wanted))
+        found = next((dimension for dimension in choices if divides(axis, dimension)), None)
+        if found is not None:
+            parts[found].append(axis)
+        if found != wanted:
+            instead = "whole on every device" if found is None else f"spread over its dimension of {leaf.shape[found]}"
+            _log(name, f"{leaf.shape[wanted]} is not divisible by {axis}={mesh.shape[axis]}: it is {instead}")
+    return NamedSharding(mesh, PartitionSpec(*(tuple(axes) if len(axes) > 1 else (*axes, None)[0] for axes in parts)))
 
 
 def batch_sharding(mesh: AnyMesh) -> NamedSharding:
     """Examples are spread over `data` and `fsdp`."""
     return NamedSharding(mesh, BATCH_SPEC)
+
+
+def on_mesh(function: Callable[..., Any], mesh: AnyMesh) -> Callable[..., Any]:
+    """`function`, to be compiled: the constraints inside it (`nn.sharding`) see `mesh` while it is traced."""
+
+    @functools.wraps(function)
+    def inside(*arguments: Any, **options: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*arguments, **options)
+
+    return inside
 
 
 def check_batch(batch_size: int, accumulation: int, mesh: AnyMesh) -> None:
@@ -96,17 +158,23 @@ def put_batch(batch: Any, sharding: NamedSharding) -> Any:
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
 
-def _dividing(name: str, mesh: AnyMesh, size: int, axis: str | None) -> str | None:
-    if axis is None or mesh.shape[axis] == 1:
-        return None
-    if size % mesh.shape[axis]:
-        _log_whole(name, size, axis, mesh.shape[axis])
-        return None
-    return axis
+def _check_rules(rules: Sequence[tuple[str, Axes]], tree: Any, mesh: AnyMesh) -> None:
+    names = list(named_leaves(tree))
+    for pattern, axes in rules:
+        for axis in axes:
+            if axis is not None and axis not in mesh.shape:
+                known = ", ".join(mesh.shape)
+                raise ValueError(f"the sharding rule {pattern!r} names the axis {axis!r}; the mesh has {known}")
+        if not any(re.search(pattern, name) for name in names):
+            example = f", such as {names[0]}" if names else ""
+            raise ValueError(f"the sharding rule {pattern!r} matches none of the {len(names)} arrays{example}")
+
+
+def _log(name: str, what: str) -> None:
+    if not name.startswith(("optimizer.", "ema.")):  # these lie as their parameters do
+        _log_once(f"{name}: {what}")
 
 
 @cache
-def _log_whole(name: str, size: int, axis: str, count: int) -> None:
-    logging.getLogger(__name__).warning(
-        "%s: a dimension of %d is not divisible by %s=%d and stays whole on each device", name, size, axis, count
-    )
+def _log_once(message: str) -> None:
+    logging.getLogger(__name__).warning(message)

@@ -1,0 +1,145 @@
+"""Every mesh of eight devices computes what one device computes, for every family.
+
+The whole matrix has the marker `mesh`; without it a part runs that uses all axes at once.
+"""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from transformers_jax.experiment import Experiment, make_program
+from transformers_jax.generation import Sampling, beam_search, generate
+from transformers_jax.models import BertConfig, GPTConfig, ViTConfig
+from transformers_jax.tasks import ImageClassification, LanguageModeling, MaskedLM
+from transformers_jax.training.loop import TrainingConfig
+from transformers_jax.training.mesh import MeshConfig, batch_sharding, make_mesh, put_batch
+from transformers_jax.training.optimizer import OptimizerConfig
+
+STEPS, BATCH, LENGTH = 20, 32, 16
+SIZES = dict(dim=64, depth=2, heads=8, dropout=0.1, attention_dropout=0.1)
+# 65 tokens: no axis divides them.
+FAMILIES = {
+    "gpt": (LanguageModeling(), GPTConfig(vocab_size=65, max_length=LENGTH, **SIZES)),
+    "bert": (MaskedLM(), BertConfig(vocab_size=65, max_length=LENGTH, **SIZES)),
+    "vit": (ImageClassification(), ViTConfig(image_size=16, patch_size=4, labels=tuple("abcdefghij"), **SIZES)),
+}
+SHAPES = [shape for shape in itertools.product((1, 2, 4, 8), repeat=3) if np.prod(shape) == 8]
+
+
+def batch_of(family, number):
+    rng = np.random.default_rng(number)
+    if family == "vit":
+        return {
+            "pixels": rng.integers(0, 256, (BATCH, 16, 16, 3)).astype(np.uint8),
+            "labels": rng.integers(0, 10, BATCH).astype(np.int32),
+        }
+    ids = rng.integers(0, 65, (BATCH, LENGTH)).astype(np.int32)
+    if family == "gpt":
+        labels = rng.integers(0, 65, (BATCH, LENGTH)).astype(np.int32)
+        labels[np.arange(LENGTH) >= rng.integers(1, LENGTH + 1, (BATCH, 1))] = -100
+        return {"input_ids": ids, "labels": labels}
+    kept = (np.arange(LENGTH) < rng.integers(8, LENGTH + 1, (BATCH, 1))).astype(np.int32)
+    masked = np.tile(np.arange(0, 8, 2, dtype=np.int32), (BATCH, 1))
+    return {
+        "input_ids": ids,
+        "attention_mask": kept,
+        "masked_positions": masked,
+        "labels": np.take_along_axis(ids, masked, axis=1),
+    }
+
+
+def experiment_of(family, *, accumulation=1, dropout=True):
+    task, model = FAMILIES[family]
+    if not dropout:
+        model = type(model)(**{**vars(model), "dropout": 0.0, "attention_dropout": 0.0})
+    return Experiment(
+        task=task,
+        model=model,
+        data=task.data(source="unused"),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5),
+        training=TrainingConfig(steps=STEPS, batch_size=BATCH, accumulation=accumulation),
+    )
+
+
+def losses_on(mesh, family, **settings):
+    program = make_program(experiment_of(family, **settings), mesh)
+    state = jax.jit(program.create, out_shardings=program.placed)()
+    step, losses = program.jit_step(), []
+    for number in range(STEPS):
+        state, metrics = step(state, put_batch(batch_of(family, number), batch_sharding(mesh)))
+        losses.append(float(metrics["loss"]))
+    assert step._cache_size() == 1
+    return losses
+
+
+@pytest.fixture(scope="module")
+def on_one_device():
+    known = {}
+
+    def losses(family, **settings):
+        key = family, *settings.items()
+        if key not in known:
+            known[key] = losses_on(make_mesh(MeshConfig(devices=1)), family, **settings)
+        return known[key]
+
+    return losses
+
+
+@pytest.fixture
+def compiled_here():
+    """A program that is read from the cache prints none of the compiler's warnings."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
+@pytest.mark.usefixtures("compiled_here")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "shape", [shape if shape == (2, 2, 2) else pytest.param(shape, marks=pytest.mark.mesh) for shape in SHAPES], ids=str
+)
+def test_every_mesh_of_eight_devices_gives_the_losses_of_one(family, shape, on_one_device, capfd):
+    losses = losses_on(make_mesh(MeshConfig(*shape)), family)
+    np.testing.assert_allclose(losses, on_one_device(family), rtol=1e-5)
+    assert losses[-1] != losses[0]
+    assert "rematerialization" not in capfd.readouterr().err
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (2, 2, 2)], ids=str)
+def test_accumulation_on_a_mesh_gives_the_losses_of_one_device(family, shape, on_one_device):
+    expected = on_one_device(family, dropout=False)
+    losses = losses_on(make_mesh(MeshConfig(*shape)), family, dropout=False, accumulation=4)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pmap_gives_the_losses_of_one_device(family, on_one_device):
+    program = make_program(experiment_of(family, dropout=False), make_mesh(MeshConfig(devices=1)), axis_name="devices")
+    step = jax.pmap(program.step, axis_name="devices", donate_argnums=0)
+    state = jax.tree.map(lambda x: np.stack([x] * 8), jax.jit(program.create)())
+    losses = []
+    for number in range(STEPS):
+        parts = jax.tree.map(lambda x: x.reshape(8, -1, *x.shape[1:]), batch_of(family, number))
+        state, metrics = step(state, parts)
+        losses.append(float(metrics["loss"][0]))
+    np.testing.assert_allclose(losses, on_one_device(family, dropout=False), rtol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(tensor=2, devices=2), MeshConfig(data=2, fsdp=2, tensor=2)], ids=str)
+def test_generation_on_a_mesh_writes_the_tokens_of_one_device(mesh):
+    experiment = experiment_of("gpt", dropout=False)
+    prompts = np.random.default_rng(0).integers(0, 65, (4, 5)).astype(np.int32)
+    written = []
+    for layout in (MeshConfig(devices=1), mesh):
+        program = make_program(experiment, make_mesh(layout))
+        model = jax.jit(program.build, out_shardings=program.placed.model)()
+        greedy = generate(model, prompts, max_new_tokens=8, sampling=Sampling(temperature=0))
+        beams = beam_search(model, prompts, beams=3, max_new_tokens=8)
+        written.append((np.asarray(greedy.tokens), np.asarray(beams.tokens)))
+    np.testing.assert_array_equal(written[1][0], written[0][0])
+    np.testing.assert_array_equal(written[1][1], written[0][1])
