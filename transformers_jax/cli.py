@@ -31,6 +31,7 @@ from transformers_jax.experiment import (
 )
 from transformers_jax.inputs import read_inputs
 from transformers_jax.models import LanguageModel
+from transformers_jax.training.distributed import DistributedConfig, LostProcessError, launched, together
 from transformers_jax.training.loop import TrainingDivergedError
 from transformers_jax.training.process import prepare_process
 
@@ -51,6 +52,8 @@ class Train:
     """Where the run lives: checkpoints, metrics.jsonl, tokenizer. Unset: runs/NAME of the config."""
     seeds: tuple[int, ...] = ()
     """Train once with each of these seeds, in WORKDIR/seed-N, and print mean and standard deviation of the metrics."""
+    distributed: DistributedConfig = DistributedConfig()
+    """Of a run in many processes: each is started with the same command, and knows its number."""
     debug: bool = False
     """Show the whole traceback of an error."""
 
@@ -176,13 +179,19 @@ def train_command(arguments: list[str]) -> int:
     default = Train(config=name, experiment=experiment)
     command = _parse(Train, arguments, "train", default)
     workdir = command.workdir or Path("runs") / Path(name).stem
-    if command.seeds:
-        print(json.dumps(run_seeds(command.experiment, workdir, command.seeds)))
-        return 0
-    result = run(command.experiment, workdir)
-    if result.sample:
-        print(result.sample)
-    return 0
+    with together(command.distributed, exit_code=_exit_code):
+        if jax.process_index() > 0:
+            logging.getLogger().setLevel(logging.ERROR)  # process 0 says it for all
+        if command.seeds:
+            summary = run_seeds(command.experiment, workdir, command.seeds)
+            if jax.process_index() == 0:
+                print(json.dumps(summary))
+            return 0
+        result, many = run(command.experiment, workdir), jax.process_count() > 1
+        if result.sample:
+            print(result.sample)
+    # Of several processes only one may have had a signal; whoever started the others must know that they are not done.
+    return INTERRUPTED if result.ended == "interrupted" and many else 0
 
 
 def evaluate_command(arguments: list[str]) -> int:
@@ -322,12 +331,18 @@ USAGE = "usage: transformers-jax COMMAND [OPTIONS]; COMMAND --help lists the opt
 )
 MISTAKES = (ValueError, OSError)  # of files and directories, but also a disk that is full
 
-FAILURES = (TrainingDivergedError, ChildProcessError)
+FAILURES = (TrainingDivergedError, ChildProcessError, LostProcessError)
+
+INTERRUPTED = 75
+"""The exit code (EX_TEMPFAIL) of many processes that a signal to one of them stopped."""
+
+IN_ONE_PROCESS = ("evaluate", "predict", "generate", "convert")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line. The exit code is 0, 2 for a mistake of the caller, or 1 for a training that
-    diverged or lost one of its processes."""
+    """Run the command line. The exit code is 0, 2 for a mistake of the caller (processes that do not come together,
+    too), or 1 for a training that diverged or lost one of its processes. A signal stops a single process with 0, and
+    many with 75: the same command continues."""
     sys.exit(_main(list(sys.argv[1:] if arguments is None else arguments)))
 
 
@@ -341,6 +356,11 @@ def _main(arguments: list[str]) -> int:
         if name not in COMMANDS:
             raise ValueError(f"unknown command {name!r}; there are {', '.join(COMMANDS)}")
         prepare_process()
+        if name in IN_ONE_PROCESS and (place := launched()) is not None and not _wants_help(rest):
+            raise ValueError(
+                f"{name} works in a single process, and this is process {place[0]} of {place[1]}; start it once, or "
+                "with JAX_NUM_PROCESSES=1 where that is meant"
+            )
         return COMMANDS[name][0](rest)
     except BrokenPipeError:  # whoever reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -352,9 +372,15 @@ def _main(arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.filename is not None:
             message = f"{error.filename}: {error.strerror}"
         print(f"error: {message}", file=sys.stderr)
-        return 1 if isinstance(error, FAILURES) else 2
+        return _exit_code(error)
     except KeyboardInterrupt:
         return 130
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return 2 if isinstance(error, (*MISTAKES, ImportError)) and not isinstance(error, FAILURES) else 1
 
 
 def _settings(arguments: Sequence[str]) -> dict[str, Any]:

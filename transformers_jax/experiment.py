@@ -15,7 +15,6 @@ from typing import Any, Literal
 import jax
 import numpy as np
 from flax import nnx
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformers_jax.data import Data, ImageProcessor, Tokenizer, evaluation_batches, training_batches
@@ -25,7 +24,9 @@ from transformers_jax.pretrained import find_directory, from_pretrained, load_im
 from transformers_jax.runs import (
     FINGERPRINTS,
     alone_in,
+    check_same_examples,
     check_same_run,
+    check_same_start,
     describe,
     description_of_run,
     read_description,
@@ -34,6 +35,15 @@ from transformers_jax.runs import (
 from transformers_jax.tasks import LOWER_IS_BETTER, Examples, Task, task_of
 from transformers_jax.training.checkpoint import Checkpointer
 from transformers_jax.training.chips import chip_of
+from transformers_jax.training.distributed import (
+    compiled_together,
+    exchange,
+    first,
+    in_turn,
+    note_saved,
+    share_of_batch,
+    whole,
+)
 from transformers_jax.training.logging import MetricsLogger
 from transformers_jax.training.loop import Progress, StepWork, TrainingConfig, train
 from transformers_jax.training.mesh import (
@@ -81,6 +91,10 @@ class Experiment:
 
 TASK_FILE = "transformers_jax_task.json"
 """Beside a converted checkpoint: the settings of its task, which transformers' files have no place for."""
+
+LARGEST_SAMPLED = 1 << 32
+"""Bytes of a model that many processes gather in process 0 to show a sample of what it makes; `generate` and `predict`
+show it of a larger one."""
 
 PROCESSOR_FOLDERS = {Tokenizer: "tokenizer", ImageProcessor: "image_processor"}
 """Where a run keeps what prepares its inputs."""
@@ -145,8 +159,12 @@ def run(experiment: Experiment, workdir: str | Path) -> RunResult:
 
     A run is continued from its newest good checkpoint, bit for bit. Settings, data or tokenizer other than those it was
     started with are a ValueError that lists the differences, except for what `CHANGEABLE` names.
+
+    Many processes (`training.distributed.together`) call it alike and share `workdir`. Process 0 writes and prints, and
+    only its result has a `sample`.
     """
     workdir = Path(workdir).absolute()
+    check_same_start(experiment)
     with alone_in(workdir):
         return _run(experiment, workdir)
 
@@ -170,8 +188,9 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
             config = from_data(begun["experiment"]["model"], ModelConfig)
             processor = _processor_of_run(workdir)
         config = config.with_run_fields(experiment.model)
-    examples = task.prepare(experiment.data, config, processor, seed=experiment.seed)
+    examples = in_turn(lambda: task.prepare(experiment.data, config, processor, seed=experiment.seed))
     assert examples.train is not None  # it was asked for
+    check_same_examples(examples)
     config = task.configure(config, examples)
     training = experiment.training.resolved(len(examples.train))
     experiment = dataclasses.replace(experiment, model=config, training=training)
@@ -185,16 +204,18 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     if restored is None:
         start, meta = 0, {}
         if initial is not None:
-            state = jax.jit(program.create, out_shardings=placed)(
-                _continue_from(initial, model, program.build, same_head=_goes_on(initial, task))
+            state = compiled_together(jax.jit(program.create, out_shardings=placed))(
+                _continue_from(initial, model, program.build, mesh, same_head=_goes_on(initial, task))
             )
             del initial  # its weights
         else:
-            state = jax.jit(program.create, out_shardings=placed)()
+            state = compiled_together(jax.jit(program.create, out_shardings=placed))()
     else:
         start, state, meta = restored
+        note_saved(start)
     write_atomically(workdir / "experiment.json", json.dumps(description, indent=1) + "\n")
-    examples.processor.save(workdir / PROCESSOR_FOLDERS[type(examples.processor)])
+    if jax.process_index() == 0:
+        examples.processor.save(workdir / PROCESSOR_FOLDERS[type(examples.processor)])
     logger.truncate(start)
     logger.print_summary(_summary(experiment, examples, mesh, state.model, start, workdir))
     for change in changes:
@@ -202,13 +223,14 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     if start >= training.steps:
         logger.print(f"nothing to train: the run has made {start} of {training.steps} steps")
 
+    part, parts = share_of_batch(mesh)
     host_batches = training_batches(
         examples.train,
         batch_size=training.batch_size,
         seed=experiment.seed,
         start_step=start,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        process_index=part,
+        process_count=parts,
         num_threads=training.data_workers,
         prefetch=training.prefetch,
         processes=training.data_processes,
@@ -216,7 +238,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     rows = batch_sharding(mesh)
     result = train(
         state,
-        program.jit_step(),
+        compiled_together(program.jit_step()),
         (put_batch(batch, rows) for batch in host_batches),
         config=training,
         start_step=start,
@@ -240,8 +262,8 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     checkpointer.close()
     logger.close()
     sample = None
-    if result.ended != "interrupted":
-        sample = task.sample(result.state.averaged, examples.processor, seed=experiment.seed)
+    if result.ended != "interrupted" and (model := _on_one_device(result.state.averaged)) is not None:
+        sample = task.sample(model, examples.processor, seed=experiment.seed)
     return RunResult(result.state, result.ended, result.evaluation, sample)
 
 
@@ -311,8 +333,7 @@ def run_seeds(experiment: Experiment, workdir: str | Path, seeds: Sequence[int])
         directory = workdir / f"seed-{seed}"
         if run(dataclasses.replace(experiment, seed=seed), directory).ended == "interrupted":
             raise KeyboardInterrupt
-        lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-        last.append([line for line in lines if any(name.startswith("eval/") for name in line)][-1])
+        last.append(first(functools.partial(_last_evaluation, directory)))
     summary: dict[str, Any] = {"seeds": list(seeds)}
     for name in (name for name in last[0] if name.startswith("eval/")):
         values = [line[name] for line in last]
@@ -323,6 +344,11 @@ def run_seeds(experiment: Experiment, workdir: str | Path, seeds: Sequence[int])
 
 
 def evaluate(
+def _last_evaluation(directory: Path) -> dict[str, float]:
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if any(name.startswith("eval/") for name in line)][-1]
+
+
     loaded: Loaded, data: Data | None = None, *, batch_size: int = 8, report: str | Path | None = None
 ) -> dict[str, float]:
     """Metrics of a loaded model over the held-out part of `data`, or of what its run was trained on.
@@ -366,7 +392,10 @@ def make_evaluate(
 
     def evaluate(model: Any) -> dict[str, float]:
         totals, rows = over(model, examples.validation, batch_size)
-        return task.finish(totals, rows, examples.extra, config)
+        metrics = task.finish(totals, rows, examples.extra, config)
+        if jax.process_count() == 1:
+            return metrics
+        return exchange({name: float(value) for name, value in metrics.items()})[0]  # they decide what all do next
 
     return evaluate
 
@@ -380,7 +409,7 @@ def _over_all(
 ) -> Callable[..., Any]:
     """From `function(model, batch) -> (sums, arrays with a row for each example)` to `(model, dataset, batch_size) ->
     (totals, rows in the order of the examples)`, compiled once a shape."""
-    step, spread = jax.jit(on_mesh(function, mesh)), batch_sharding(mesh)
+    step, spread = compiled_together(jax.jit(on_mesh(function, mesh))), batch_sharding(mesh)
 
     def over(model: Any, dataset: Any, batch_size: int) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
         totals: dict[str, float] = {}
@@ -392,12 +421,13 @@ def _over_all(
                 (sums, arrays), numbers = pending.pop(0)
                 for name, value in sums.items():
                     totals[name] = totals.get(name, 0.0) + float(value)
-                arrays = {name: _whole(array) for name, array in arrays.items()}
-                for place, number in enumerate(_whole(numbers)):
+                arrays = {name: whole(array) for name, array in arrays.items()}
+                for place, number in enumerate(whole(numbers)):
                     if number >= 0:
                         rows[number] = {name: np.asarray(array[place]) for name, array in arrays.items()}
 
-        mine = dict(process_index=jax.process_index(), process_count=jax.process_count())
+        part, parts = share_of_batch(mesh)
+        mine = dict(process_index=part, process_count=parts)
         ahead = dict(num_threads=num_threads, processes=processes)
         for batch in evaluation_batches(dataset, batch_size=batch_size, **mine, **ahead):
             batch = put_batch(batch, spread)
@@ -410,11 +440,14 @@ def _over_all(
     return over
 
 
-def _whole(array: jax.Array) -> np.ndarray:
-    """All rows of an array, of which each process may hold some."""
-    if jax.process_count() > 1:
-        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
-    return np.asarray(array)
+def _on_one_device(model: Any) -> Any:
+    """A model that lies over many processes, for process 0 alone; None in the others, and where it is too large."""
+    if jax.process_count() == 1:
+        return model
+    if sum(leaf.nbytes for leaf in jax.tree.leaves(model)) > LARGEST_SAMPLED:
+        return None
+    model = jax.tree.map(whole, model)
+    return jax.device_put(model, jax.local_devices()[0]) if jax.process_index() == 0 else None
 
 
 def load(
@@ -540,7 +573,7 @@ def _goes_on(initial: Loaded, task: Task) -> bool:
     return type(initial.model) is task.head and not getattr(task, "new_head", False)
 
 
-def _continue_from(initial: Loaded, model: Any, build: Callable[[], Any], *, same_head: bool) -> Any:
+def _continue_from(initial: Loaded, model: Any, build: Callable[[], Any], mesh: Mesh, *, same_head: bool) -> Any:
     """The abstract `model` with the parameters of a checkpoint in its types, and new ones where its head is another.
 
     What is new and what is left out is logged; it can only be the head, and the pooler below it.
@@ -567,7 +600,8 @@ def _continue_from(initial: Loaded, model: Any, build: Callable[[], Any], *, sam
     fresh = {}
     if new:
         logger.warning("new parameters, not in the checkpoint: %s", ", ".join(new))
-        fresh = jax.jit(lambda: {name: leaf for name, leaf in named_leaves(build()).items() if name in new})()
+        placed = {name: sharding_of(name, wanted[name], mesh) for name in new}
+        fresh = jax.jit(lambda: {name: named_leaves(build())[name] for name in new}, out_shardings=placed)()
     if left:
         logger.warning("parameters of the checkpoint that are left out: %s", ", ".join(left))
     return with_leaves(

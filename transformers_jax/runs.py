@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import jax
 
 from transformers_jax.training.checkpoint import Checkpointer
+from transformers_jax.training.distributed import exchange, first
 from transformers_jax.training.loop import TrainingConfig
 from transformers_jax.training.settings import flat, to_data
 
@@ -68,8 +71,7 @@ def description_of_run(checkpointer: Checkpointer) -> dict[str, Any] | None:
     try:
         return checkpointer.read_meta("latest")[1].get("description")
     except FileNotFoundError:
-        if found := checkpointer.found():
-            names = ", ".join(path.name for path in found)
+        if names := first(lambda: ", ".join(path.name for path in checkpointer.found())):
             raise ValueError(
                 f"{checkpointer.directory} holds {names}, but nothing that can be used; repair it, or move it away to "
                 "start from the beginning"
@@ -118,10 +120,62 @@ def alone_in(workdir: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however it ends
             except BlockingIOError:
                 raise ValueError(f"another process is training in {workdir}; use another --workdir") from None
+        check_shared(workdir)
         yield
 
 
+def check_shared(workdir: Path, *, seconds: float = 15.0) -> None:
+    """ValueError unless all processes of the run see what process 0 writes into `workdir`."""
+    token = exchange(f".seen-by-all-{secrets.token_hex(8)}")[0]
+    path = workdir / token
+    if jax.process_count() == 1:
+        return
+    if jax.process_index() == 0:
+        path.touch()
+    exchange("written")
+    deadline = time.monotonic() + seconds
+    while not (seen := path.exists()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+        list(workdir.iterdir())  # a network file system looks again
+    blind = [str(index) for index, sees in enumerate(exchange(seen)) if not sees]
+    if jax.process_index() == 0:
+        path.unlink()
+    if blind:
+        raise ValueError(
+            f"process {', '.join(blind)} of {jax.process_count()} does not see what process 0 writes into {workdir}; "
+            "--workdir must be on a file system that all machines share"
+        )
+
+
+def check_same_start(experiment: Any) -> None:
+    """ValueError unless all processes were started with the same settings. Data may lie elsewhere on each machine."""
+    mine = {name: value for name, value in flat(to_data(experiment)).items() if not name.startswith("data.")}
+    for index, theirs in enumerate(exchange(mine)):
+        different = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+        if different:
+            listed = "; ".join(f"{name} is {theirs.get(name)} there and {mine.get(name)} here" for name in different)
+            raise ValueError(
+                f"process {index} was started with other settings than process "
+                f"{jax.process_index()}: {listed}; start all alike"
+            )
+
+
+def check_same_examples(examples: Any) -> None:
+    """ValueError unless all processes have read the same examples and made the same tokenizer of them."""
+    mine = [len(examples.train), examples.fingerprint, examples.processor.fingerprint]
+    for index, theirs in enumerate(exchange(mine)):
+        if theirs != mine:
+            what = "tokenizer or image processor" if theirs[:2] == mine[:2] else "data"
+            raise ValueError(
+                f"process {index} has another {what} than process {jax.process_index()} ({theirs[0]:,} and {mine[0]:,} "
+                "examples to train on); give all machines the same files"
+            )
+
+
 def write_atomically(path: Path, text: str) -> None:
+    """Write all of a file or nothing. In a run of many processes only process 0 does."""
+    if jax.process_index() > 0:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
@@ -172,6 +173,8 @@ def save_pretrained(
     Parameters keep their types. Written aside and moved into `directory` at the end; a checkpoint that was there is
     replaced. ValueError when transformers has no such model, or it computes something else.
     """
+    if not all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(model)):
+        raise ValueError("the model lies over several processes; save a checkpoint and `convert` it in one process")
     limit = parse_size(max_shard_size)
     family, chosen = _layout(model)
     _check_fixed(family, chosen, model.config)

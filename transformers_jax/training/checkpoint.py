@@ -24,8 +24,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.experimental import multihost_utils
 
+from transformers_jax.training.distributed import exchange, first, note_saved
 from transformers_jax.training.paths import named_leaves, with_leaves
 
 Which = int | Literal["latest", "best"]
@@ -121,9 +121,8 @@ class Checkpointer:
             # Compression takes the cores from training for seconds and saves some 7 % of float32.
             arrays_handler = ocp.PyTreeCheckpointHandler(use_compression=False)
             self._writer = ocp.AsyncCheckpointer(_Handler(state=arrays_handler, meta=ocp.JsonCheckpointHandler()))
-        version = max((entry.version + 1 for entry in self._entries() if entry.step == step), default=0)
-        if jax.process_count() > 1:
-            version = int(multihost_utils.broadcast_one_to_all(np.int32(version)))
+        versions = (entry.version + 1 for entry in self._entries() if entry.step == step)
+        version = exchange(max(versions, default=0))[0]
         path = self.directory / (f"{step}.{version}" if version else str(step))
         self._checked.pop(path, None)
         self._writer.save(path, args=_Items(state=ocp.args.PyTreeSave(arrays), meta=ocp.args.JsonSave(document)))
@@ -178,7 +177,7 @@ class Checkpointer:
         `abstract_state` in their shapes (all differences are listed).
         """
         entry = self._find(which)
-        document = self._document(entry)
+        document = first(lambda: self._document(entry))
         prefix = f"{part}." if part else ""
         wanted = {prefix + name: leaf for name, leaf in named_leaves(abstract_state).items()}
         saved = {name: array for name, array in document["arrays"].items() if name.startswith(prefix)}
@@ -201,10 +200,11 @@ class Checkpointer:
     def read_meta(self, which: Which = "latest") -> tuple[int, dict[str, Any]]:
         """`(step, meta)` of a checkpoint without its arrays; chooses and raises like `restore`."""
         entry = self._find(which)
-        return entry.step, self._document(entry)["meta"]
+        return entry.step, first(lambda: self._document(entry))["meta"]
 
     def _finish(self, writer: ocp.AsyncCheckpointer, entry: _Entry) -> None:
         writer.wait_until_finished()
+        note_saved(entry.step)
         if jax.process_index() == 0:
             self._prune(entry)
 
@@ -242,8 +242,14 @@ class Checkpointer:
         return [entry for _, entry in sorted(scored)]
 
     def _find(self, which: Which) -> _Entry:
+        """What process 0 chooses, for all: they may not see the same files at the same time, and one that reads all of
+        a checkpoint to check it is enough."""
         self.wait()
-        entries = self._entries()
+        name = first(lambda: self._choose(which, self._entries()).path.name)
+        step, version = _NAME.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        return _Entry(int(step), int(version or 0), self.directory / name)
+
+    def _choose(self, which: Which, entries: list[_Entry]) -> _Entry:
         if isinstance(which, int):
             candidates = [entry for entry in entries if entry.step == which][::-1]
         elif which == "best":

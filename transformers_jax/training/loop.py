@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 
 from transformers_jax.training.checkpoint import Checkpointer
+from transformers_jax.training.distributed import peers
 from transformers_jax.training.logging import MetricsLogger
 from transformers_jax.training.profiling import StepProfiler
 from transformers_jax.training.state import TrainState
@@ -174,7 +175,8 @@ def train(
     early; the `checkpointer` must be told the same. A metric that is not among them is a `ValueError` with the names
     there are, at the first evaluation and after a checkpoint. `config` may have epochs only after `resolved(examples)`.
 
-    SIGTERM and SIGINT end the loop after the step that runs, with a checkpoint. A loss that is not finite raises
+    SIGTERM and SIGINT end the loop after the step that runs, with a checkpoint; of several processes, one that gets a
+    signal ends the loops of all after the same step. A loss that is not finite raises
     `TrainingDivergedError` with its step, before anything of it is saved. `meta` is kept in each checkpoint beside the
     arrays; `work` gives the rates in the log: items per second, those of each device, and `mfu`, the share of the
     devices' peak FLOP/s that the model's FLOPs make use of (Chowdhery et al. 2022, PaLM, appendix B).
@@ -343,20 +345,29 @@ class _Clock:
 
 @contextlib.contextmanager
 def _stop_signals():
-    """Count SIGTERM and SIGINT instead of dying of them; a second SIGINT interrupts at once."""
+    """Count SIGTERM and SIGINT instead of dying of them; a second SIGINT interrupts at once. Gives a function, to be
+    called after each step, that says whether to stop there."""
     received: list[int] = []
 
     def handle(number, frame):
         if number == signal.SIGINT and received:
+    others = peers()
             raise KeyboardInterrupt
         received.append(number)
 
     try:
         previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     except ValueError:  # not the main thread: whoever owns it handles signals
+    def stop_requested() -> bool:
+        if others is None:
+            return bool(received)
+        if received:
+            others.ask_to_stop()
+        return others.stopped()
+
         previous = {}
     try:
-        yield lambda: bool(received)
+        yield stop_requested
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,0 +1,399 @@
+"""Many processes: that they find each other or say why not, compute what one computes, and none outlives another."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from transformers_jax.cli import main
+from transformers_jax.training.distributed import (
+    DistributedConfig,
+    LostProcessError,
+    Place,
+    find_place,
+    launched,
+    share_of_batch,
+)
+from transformers_jax.training.peers import meet
+
+REPOSITORY = Path(__file__).parents[2]
+NOTICED_IN = 60.0  # seconds, of which the network needs less than one
+
+# --- which process this is
+
+SRUN = {
+    "SLURM_JOB_ID": "5",
+    "SLURM_STEP_NODELIST": "node[07-08]",
+    "SLURM_NTASKS": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+}
+MPIRUN = {
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+JOBSET = {"JAX_COORDINATOR_ADDRESS": "run-0-0.run:1234", "JAX_NUM_PROCESSES": "8", "JOB_COMPLETION_INDEX": "5"}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Sets exactly these of the variables that launchers set."""
+
+    def use(variables):
+        for name in os.environ:
+            if name.startswith(("SLURM_", "OMPI_", "JAX_COORD", "JAX_NUM_PROC", "JAX_PROC", "JOB_", "KUBERN")):
+                monkeypatch.delenv(name)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("variables", "config", "place"),
+    [
+        ({}, DistributedConfig(), None),
+        ({}, DistributedConfig("10.0.0.1:99", 3, 2), Place("10.0.0.1:99", 2, 3)),
+        ({"JAX_COORDINATOR_ADDRESS": "a:99", "JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "0"}, DistributedConfig(),
+         Place("a:99", 0, 3)),
+        (JOBSET, DistributedConfig(), Place("run-0-0.run:1234", 5, 8)),
+        (JOBSET, DistributedConfig(processes=1), None),
+        ({"JOB_COMPLETION_INDEX": "0", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, DistributedConfig(), None),
+        (SRUN, DistributedConfig(), Place("node07:61445", 1, 2)),  # 61440 + 5: JAX's rule
+        (SRUN, DistributedConfig(coordinator="10.0.0.1:99"), Place("10.0.0.1:99", 1, 2)),
+        # Two tasks on the second of two machines: each takes its own accelerator there, unless it is given one.
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1,2", "SLURM_LOCALID": "1"}, DistributedConfig(),
+         Place("node07:61445", 1, 2, [1])),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1,2", "SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": "1"},
+         DistributedConfig(), Place("node07:61445", 1, 2)),
+        # An allocation, and its shell, in which a single process is started.
+        (SRUN | {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, DistributedConfig(), None),
+        (SRUN | {"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, DistributedConfig(), None),
+        ({"SLURM_JOB_ID": "5", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, DistributedConfig(), None),
+        (MPIRUN, DistributedConfig(), Place("10.96.0.1:62624", 3, 4, [1])),
+    ],
+)  # fmt: skip
+def test_the_place_of_a_process_is_what_settings_or_launchers_say(environment, variables, config, place):
+    environment(variables)
+    assert find_place(config) == place
+
+
+def test_half_of_the_settings_are_an_error_that_names_the_others(environment):
+    environment({})
+    with pytest.raises(ValueError, match=r"distributed.processes \(JAX_NUM_PROCESSES\) and distributed.process "):
+        find_place(DistributedConfig(coordinator="10.0.0.1:99"))
+    with pytest.raises(ValueError, match=r"distributed.coordinator .* only processes 2, process 1 is known"):
+        find_place(DistributedConfig(processes=2, process=1))
+    environment({"JAX_COORDINATOR_ADDRESS": "a:99", "JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"})
+    with pytest.raises(ValueError, match="JAX_NUM_PROCESSES='two' is not a number"):
+        find_place(DistributedConfig())
+    environment(JOBSET | {"JOB_COMPLETION_INDEX": "8"})
+    with pytest.raises(ValueError, match=r"process=8 must be 0 to 7, as there are 8 processes"):
+        find_place(DistributedConfig())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["--distributed.coordinator", "10.0.0.1"], "the coordinator '10.0.0.1' is not HOST:PORT"),
+        (["--distributed.coordinator", "host:http"], "the coordinator 'host:http' is not HOST:PORT"),
+        (["--distributed.process", "2", "--distributed.processes", "2"], "process=2 must be 0 to 1, as there are 2"),
+        (["--distributed.processes", "0"], "processes=0 must be at least 1"),
+        (["--distributed.timeout", "0"], "timeout=0.0 must be at least 1 s"),
+        (["--distributed.coordinator", "10.0.0.1:99"], "JAX_NUM_PROCESSES"),
+    ],
+)
+def test_impossible_settings_are_one_line_and_exit_code_2(environment, capsys, settings, message):
+    environment({})
+    with pytest.raises(SystemExit) as exit:
+        main(["train", "--config", "gpt_python_docs", *settings])
+    error = capsys.readouterr().err
+    assert exit.value.code == 2 and error.count("\n") == 1 and message in error, error
+
+
+def test_commands_for_a_single_process_refuse_to_be_started_in_many(environment, capsys):
+    environment(SRUN)
+    assert launched() == (1, 2)
+    with pytest.raises(SystemExit) as exit:
+        main(["evaluate", "--checkpoint", "nowhere"])
+    assert exit.value.code == 2 and "this is process 1 of 2; start it once" in capsys.readouterr().err
+
+
+def test_configs_are_read_before_jax_looks_for_devices():
+    """Otherwise JAX could not be told of the other processes any more."""
+    script = """
+        import sys
+        from pathlib import Path
+        from transformers_jax.cli import load_config, prepare_process
+        prepare_process()
+        for config in Path("configs").glob("*.py"):
+            load_config(str(config))
+        from jax._src import xla_bridge
+        sys.exit(xla_bridge.backends_are_initialized())
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=REPOSITORY, check=True, timeout=120)
+
+
+# --- how they meet
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def gather(places, *, timeout=20.0):
+    """What `meet` gives, or raises, in processes that say they are (index, count)."""
+    address = f"127.0.0.1:{free_port()}"
+
+    def one(place):
+        try:
+            return meet(address, *place, timeout=timeout, heartbeat=30)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        return address, list(pool.map(one, places))
+
+
+def test_processes_exchange_values_and_stop_at_the_same_call():
+    _, processes = gather([(2, 3), (0, 3), (1, 3)])
+    ended = {}
+
+    def work(peers):
+        assert peers.exchange(["a", peers.index]) == [["a", 0], ["a", 1], ["a", 2]]
+        assert peers.exchange(None) == [None] * 3
+        calls = 0
+        while not peers.stopped():
+            calls += 1
+            if peers.index == 1 and calls == 5:
+                peers.ask_to_stop()
+            time.sleep(0.001 * (1 + peers.index))  # each at its own speed, as far as this may go
+        ended[peers.index] = calls
+        peers.leave()
+
+    threads = [threading.Thread(target=work, args=[peers]) for peers in processes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(set(ended.values())) == 1 and ended[0] >= 5, ended
+
+
+def test_who_is_missing_is_named_after_the_time_limit():
+    address, errors = gather([(0, 4), (2, 4)], timeout=2)
+    for error in errors:
+        assert isinstance(error, TimeoutError)
+        assert str(error).startswith(f"2 of 4 processes came to {address} within 2 s; missing: process 1, 3")
+
+
+def test_an_unreachable_coordinator_is_an_error_after_the_time_limit():
+    begin = time.monotonic()
+    address, (error,) = gather([(1, 2)], timeout=1.5)
+    assert isinstance(error, TimeoutError) and time.monotonic() - begin < 20
+    assert str(error).startswith(f"process 1 of 2 did not reach the coordinator at {address} within 1.5 s (")
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ([(0, 2), (1, 3)], "process 1 says 3 processes, process 0 says 2; start all alike"),
+        ([(0, 3), (1, 3), (1, 3)], "two processes are process 1 of 3; give each a number of its own"),
+    ],
+)
+def test_processes_that_contradict_each_other_all_hear_it(places, message):
+    _, errors = gather(places)
+    for error in errors:
+        assert isinstance(error, ValueError) and str(error) == message
+
+
+def test_a_port_with_another_program_is_an_error():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve():
+            connection, _ = server.accept()
+            connection.sendall(b"SSH-2.0\r\n")
+            connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(LostProcessError, match=f"or another program listens at 127.0.0.1:{port}"):
+            meet(f"127.0.0.1:{port}", 1, 2, timeout=5, heartbeat=30)
+
+
+# --- who reads what
+
+
+class Device:
+    platform = device_kind = "cpu"
+
+    def __init__(self, number, process_index):
+        self.id, self.process_index = number, process_index
+
+
+def mesh_of(data, fsdp, tensor, processes):
+    count = data * fsdp * tensor
+    devices = np.array([Device(number, number // (count // processes)) for number in range(count)])
+    return Mesh(devices.reshape(data, fsdp, tensor), ("data", "fsdp", "tensor"))
+
+
+@pytest.mark.parametrize(
+    ("axes", "processes", "parts"),
+    [
+        ((8, 1, 1), 2, [(0, 2), (1, 2)]),
+        ((2, 2, 2), 4, [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        ((1, 1, 8), 2, [(0, 1), (0, 1)]),
+        ((1, 2, 4), 4, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    ],
+)
+def test_each_process_reads_the_rows_of_its_devices(monkeypatch, axes, processes, parts):
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    for index, part in enumerate(parts):
+        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
+        assert share_of_batch(mesh_of(*axes, processes)) == part
+
+
+def test_a_mesh_that_cuts_rows_between_processes_is_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 3)
+    with pytest.raises(ValueError, match=r"data=3, fsdp=1, tensor=2 does not divide the batch evenly over 2 processes"):
+        share_of_batch(mesh_of(3, 1, 2, 2))
+
+
+# --- whole runs, with the command
+
+CONFIG = """
+from transformers_jax.data import TextData
+from transformers_jax.experiment import Experiment
+from transformers_jax.models import GPTConfig
+from transformers_jax.tasks import LanguageModeling
+from transformers_jax.training.loop import TrainingConfig
+from transformers_jax.training.optimizer import OptimizerConfig
+
+def experiment():
+    return Experiment(
+        task=LanguageModeling(length=8, sample_tokens=4),
+        model=GPTConfig(vocab_size=None, max_length=16, dim=16, depth=2, heads=8, dropout=0.1),
+        data=TextData(source={source!r}, tokenizer="character", cache_dir={cache!r}),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=2),
+        training=TrainingConfig(steps=16, batch_size=8, log_every=1, eval_every=8, checkpoint_every=4),
+    )
+"""
+
+
+class Runs:
+    """Starts the same training in any number of processes."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        words = np.random.default_rng(0).choice(["quiet", "hills", "and", "rivers", "run", "over", "jumps"], 700)
+        (folder / "text.txt").write_text("\n".join(" ".join(line) for line in words.reshape(70, 10)))
+        self.config = folder / "tiny.py"
+        self.config.write_text(CONFIG.format(source=str(folder / "text.txt"), cache=str(folder / "cache")))
+
+    def start(self, name, processes, devices, *arguments, of_each=lambda index: ()):
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": str(devices),
+            "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        environment.pop("XLA_FLAGS", None)
+        address = f"127.0.0.1:{free_port()}"
+        started = []
+        for index in range(processes):
+            who = ["--distributed.coordinator", address, "--distributed.processes", str(processes)]
+            command = [sys.executable, "-m", "transformers_jax.cli", "train", "--config", str(self.config)]
+            command += ["--workdir", str(self.folder / name), *who, "--distributed.process", str(index), *arguments]
+            with (self.folder / f"{name}.{index}").open("w") as output:
+                started.append(
+                    subprocess.Popen([*command, *of_each(index)], env=environment, stdout=output, stderr=output)
+                )
+        return started
+
+    def finish(self, name, started, *, codes=None, timeout=240):
+        try:
+            for process in started:
+                process.wait(timeout)
+        finally:
+            for process in started:
+                process.kill()
+        output = [(self.folder / f"{name}.{index}").read_text() for index in range(len(started))]
+        assert [process.returncode for process in started] == (codes or [0] * len(started)), "\n".join(output)
+        return output
+
+    def run(self, name, processes, devices, *arguments, **options):
+        codes = options.pop("codes", None)
+        return self.finish(name, self.start(name, processes, devices, *arguments, **options), codes=codes)
+
+    def lines(self, name):
+        path = self.folder / name / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def losses(self, name):
+        """(loss by step, evaluated loss by step)"""
+        lines = self.lines(name)
+        return tuple({line["step"]: line[key] for line in lines if key in line} for key in ("loss", "eval/loss"))
+
+    def wait_for(self, started, reached, timeout=180):
+        deadline = time.monotonic() + timeout
+        while not reached():
+            assert all(process.poll() is None for process in started), "ended too early"
+            assert time.monotonic() < deadline, "does not begin"
+            time.sleep(0.05)
+
+    def steps(self, name):
+        folder = self.folder / name / "checkpoints"
+        return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    runs = Runs(tmp_path_factory.mktemp("runs"))
+    runs.run("one", 1, 8)
+    return runs
+
+
+def close(runs, name, *, other="one", rtol=1e-5, steps=16):
+    losses, evaluated = runs.losses(name)
+    expected, expected_evaluated = runs.losses(other)
+    assert list(losses) == list(expected) == list(range(1, steps + 1))
+    np.testing.assert_allclose(list(losses.values()), list(expected.values()), rtol=rtol)
+    np.testing.assert_allclose(list(evaluated.values()), list(expected_evaluated.values()), rtol=rtol)
+
+
+def test_two_processes_compute_what_one_computes_and_a_killed_one_is_missed(runs):
+    output = runs.run("two", 2, 4)
+    close(runs, "two")
+    assert "devices         8 x cpu" in output[0]
+    assert [line for line in output[1].splitlines() if not line.startswith("[Gloo]")] == []  # only one says anything
+    assert runs.steps("two") == runs.steps("one")
+
+    started = runs.start("killed", 2, 4)
+    runs.wait_for(started, lambda: runs.steps("killed") and len(runs.lines("killed")) >= 6)
+    begin = time.monotonic()
+    started[1].kill()
+    output = runs.finish("killed", started, codes=[1, -signal.SIGKILL])
+    assert time.monotonic() - begin < NOTICED_IN
+    assert output[0].splitlines()[-1].startswith("error: process 1 of 2 ended without a word (killed, ")
+    assert "start the same command again to continue from step " in output[0]
+    runs.run("killed", 2, 4)
+    assert runs.losses("killed") == runs.losses("two")  # bit for bit
