@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from flax import nnx
 
+import transformers_jax.experiment
 from transformers_jax.cli import _main as run_command
 from transformers_jax.data import Tokenizer
 from transformers_jax.experiment import load
 from transformers_jax.models import BertConfig
 from transformers_jax.pretrained import save_pretrained
+from transformers_jax.training.chips import CHIPS
 
 ROOT = Path(__file__).parents[1]
 TEXT = "".join(f"{i} plus {i} is {2 * i}.\n" for i in range(500))
@@ -31,7 +33,7 @@ SMALL = [
         "--model.unroll",
         "1",
     ),
-    *("--data.tokenizer", "character", "--task.sample-tokens", "10", "--mesh.data", "1"),
+    *("--data.tokenizer", "character", "--task.sample-tokens", "10", "--mesh.devices", "1"),
 ]
 
 
@@ -69,6 +71,31 @@ def test_training_leaves_metrics_settings_tokenizer_and_checkpoint(workdir):
     assert settings["model"]["dim"] == 16 and settings["model"]["vocab_size"] == len(set(TEXT))
     assert Tokenizer.load(workdir / "tokenizer").vocab_size == len(set(TEXT))
     assert load(workdir).step == 4
+
+
+def test_training_says_how_well_the_devices_are_used_and_traces_steps_on_request(
+    workdir, text_file, tmp_path, capsys, monkeypatch
+):
+    def lines(workdir):
+        found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+        return [line for line in found if "loss" in line]
+
+    assert not any("mfu" in line for line in lines(workdir))  # nobody knows the peak of this CPU
+    arguments = ["train", "--config", "gpt_python_docs", "--workdir", str(tmp_path / "run"), *SMALL]
+    arguments += ["--data.source", str(text_file), "--training.log-every", "1"]
+    monkeypatch.setattr(transformers_jax.experiment, "chip_of", lambda device: CHIPS["a100"])
+    assert run_command([*arguments, "--training.profile-steps", "3", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "a device does at most 1.56e+14 a second" in out  # float32, through TF32
+    assert f"steps 3 to 4 are traced in {tmp_path / 'run/profile'}" in out
+    assert len(list((tmp_path / "run/profile/plugins/profile").glob("*/*.xplane.pb"))) == 1
+    assert run_command([*arguments, "--training.steps", "6", "--training.peak-flops", "5e10"]) == 0
+    assert "changed since the run began: training.peak_flops None -> 50000000000.0" in capsys.readouterr().out
+
+    config = load(tmp_path / "run").model.config
+    for line, peak in zip(lines(tmp_path / "run"), [156e12] * 4 + [5e10] * 2, strict=True):
+        assert line["tokens_per_second_per_device"] == line["tokens_per_second"]
+        assert line["mfu"] == pytest.approx(line["tokens_per_second"] * config.flops_per_token(32) / peak, rel=1e-6)
 
 
 def test_evaluate_repeats_what_training_measured(workdir, capsys):
@@ -181,7 +208,7 @@ def test_help_is_there_for_each_command(command):
 
 TINY = [
     *("--model.dim", "16", "--model.depth", "1", "--model.heads", "2", "--model.max-length", "32"),
-    *("--task.length", "32", "--data.vocab-size", "200", "--training.batch-size", "8", "--mesh.data", "1"),
+    *("--task.length", "32", "--data.vocab-size", "200", "--training.batch-size", "8", "--mesh.devices", "1"),
 ]
 
 
