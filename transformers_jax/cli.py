@@ -1,14 +1,12 @@
-"""The command `transformers-jax`: train, evaluate, predict, generate, convert."""
+"""The command `transformers-jax`: train, evaluate, predict, generate, plan, convert."""
 
 import ast
 import contextlib
 import dataclasses
-import io
 import json
 import logging
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,17 +18,18 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
+from transformers_jax.arguments import experiment_named, parse, wants_help
 from transformers_jax.experiment import (
     Experiment,
     Loaded,
     evaluate,
     load,
-    load_config,
     run,
     run_seeds,
 )
 from transformers_jax.inputs import read_inputs
 from transformers_jax.models import LanguageModel
+from transformers_jax.planning.command import plan_command
 from transformers_jax.training.distributed import DistributedConfig, LostProcessError, launched, together
 from transformers_jax.training.loop import TrainingDivergedError
 from transformers_jax.training.process import prepare_process
@@ -166,18 +165,9 @@ class Convert:
 
 
 def train_command(arguments: list[str]) -> int:
-    name = _option(arguments, "--config")
-    if name is None:
-        if _wants_help(arguments):
-            name = "gpt_python_docs"
-        else:
-            raise ValueError("train needs --config FILE; configs/ has some, and `train --help` shows the options")
-    experiment = load_config(name)
-    if _option(arguments, "--training.steps") is not None and _option(arguments, "--training.epochs") is None:
-        # What is named on the command line wins over what the config says.
-        experiment = dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, epochs=None))
+    name, experiment = experiment_named(arguments, "train")
     default = Train(config=name, experiment=experiment)
-    command = _parse(Train, arguments, "train", default)
+    command = parse(Train, arguments, "train", default)
     workdir = command.workdir or Path("runs") / Path(name).stem
     with together(command.distributed, exit_code=_exit_code):
         if jax.process_index() > 0:
@@ -195,7 +185,7 @@ def train_command(arguments: list[str]) -> int:
 
 
 def evaluate_command(arguments: list[str]) -> int:
-    command = _parse(Evaluate, arguments, "evaluate")
+    command = parse(Evaluate, arguments, "evaluate")
     loaded = load(command.checkpoint, which=command.which, settings=_settings(command.settings))
     data = None
     if command.data is not None:
@@ -224,7 +214,7 @@ def evaluate_command(arguments: list[str]) -> int:
 
 
 def predict_command(arguments: list[str]) -> int:
-    command = _parse(Predict, arguments, "predict")
+    command = parse(Predict, arguments, "predict")
     if command.batch_size < 1:
         raise ValueError(f"--batch-size {command.batch_size} must be at least 1")
     loaded = load(command.checkpoint, which=command.which, dtype=command.dtype, settings=_settings(command.settings))
@@ -250,7 +240,7 @@ def predict_command(arguments: list[str]) -> int:
 def generate_command(arguments: list[str]) -> int:
     from transformers_jax.generation import Sampling, beam_search, stream
 
-    command = _parse(Generate, arguments, "generate")
+    command = parse(Generate, arguments, "generate")
     for name in ("samples", "beams"):
         if getattr(command, name) < 1:
             raise ValueError(f"--{name} {getattr(command, name)} must be at least 1")
@@ -310,7 +300,7 @@ def generate_command(arguments: list[str]) -> int:
 
 
 def convert_command(arguments: list[str]) -> int:
-    command = _parse(Convert, arguments, "convert")
+    command = parse(Convert, arguments, "convert")
     if (Path(command.output) / "experiment.json").exists():
         raise ValueError(f"{command.output} is the working directory of a run; write to another one")
     loaded = load(command.checkpoint, which=command.which)
@@ -324,6 +314,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "evaluate": (evaluate_command, "score a checkpoint on held-out data"),
     "predict": (predict_command, "say what a model makes of new inputs"),
     "generate": (generate_command, "write text that continues a prompt"),
+    "plan": (plan_command, "say what a training needs: memory, FLOPs, communication, time"),
     "convert": (convert_command, "write a checkpoint in the Hugging Face layout"),
 }
 USAGE = "usage: transformers-jax COMMAND [OPTIONS]; COMMAND --help lists the options\n\n" + "\n".join(
@@ -356,7 +347,7 @@ def _main(arguments: list[str]) -> int:
         if name not in COMMANDS:
             raise ValueError(f"unknown command {name!r}; there are {', '.join(COMMANDS)}")
         prepare_process()
-        if name in IN_ONE_PROCESS and (place := launched()) is not None and not _wants_help(rest):
+        if name in IN_ONE_PROCESS and (place := launched()) is not None and not wants_help(rest):
             raise ValueError(
                 f"{name} works in a single process, and this is process {place[0]} of {place[1]}; start it once, or "
                 "with JAX_NUM_PROCESSES=1 where that is meant"
@@ -403,37 +394,6 @@ def _stop_ids(loaded: Loaded) -> tuple[int, ...]:
     named = named if isinstance(named, tuple) else (named,)
     vocabulary = range(loaded.model.config.vocab_size)  # a configuration may name an id that a small model lacks
     return tuple(sorted({token for token in (*named, loaded.processor.eos_id) if token in vocabulary}))
-
-
-def _parse(command: Any, arguments: list[str], name: str, default: Any = tyro.MISSING_NONPROP) -> Any:
-    """Read `arguments` into `command`; tyro's boxed errors become one line."""
-    program = f"transformers-jax {name}"
-    if _wants_help(arguments):
-        return tyro.cli(command, args=arguments, prog=program, default=default)
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
-            return tyro.cli(command, args=arguments, prog=program, default=default)
-    except SystemExit:
-        # A title (in the edge of a box, or with a rule below it), the message, a rule, and where to find help.
-        sections = re.split(r"(?m)^[│ ]*[─-]{4,}[│ ]*$|^╭.*╮$", printed.getvalue())
-        message = " ".join(sections[1].replace("│", "").split())
-        message = message.partition(". Got errors:")[0]  # why each of the types that a value may have is not its type
-        raise ValueError(f"{message} (transformers-jax {name} --help shows the options)") from None
-
-
-def _wants_help(arguments: list[str]) -> bool:
-    return "--help" in arguments or "-h" in arguments
-
-
-def _option(arguments: list[str], name: str) -> str | None:
-    """The value of `--name VALUE` or `--name=VALUE`, before the arguments can be parsed as a whole."""
-    for i, argument in enumerate(arguments):
-        if argument.startswith(f"{name}="):
-            return argument.partition("=")[2]
-        if argument == name and i + 1 < len(arguments):
-            return arguments[i + 1]
-    return None
 
 
 if __name__ == "__main__":
