@@ -56,7 +56,8 @@ python3 -m pip install --quiet --user uv
 cd transformers_jax && python3 -m uv venv --quiet --python 3.12 .venv
 python3 -m uv pip install --quiet --python .venv/bin/python '.[tpu,hub,metrics]'
 sudo mkdir -p /mnt/runs
-mountpoint -q /mnt/runs || { sudo apt-get install -y -q nfs-common && sudo mount -t nfs '$SHARE' /mnt/runs; }"
+mountpoint -q /mnt/runs || { sudo apt-get install -y -q nfs-common && sudo mount -t nfs '$SHARE' /mnt/runs; }
+sudo chmod a+rwx /mnt/runs || true # an export that root may not change may be open already"
   ;;
 train)
   [ $# -gt 0 ] || { echo "error: --config NAME is missing after train" >&2; exit 2; }

@@ -13,7 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
+import tyro
 import yaml
 
 from transformers_jax import cli
@@ -108,7 +110,7 @@ class Tools:
 
     def run(self, *command, cwd=ROOT, code=0, **env):
         process = self.start(*command, cwd=cwd, **env)
-        out, errors = process.communicate(timeout=120)
+        out, errors = process.communicate(timeout=240)
         assert process.returncode == code, (process.returncode, out, errors)
         return out if code == 0 else out + errors
 
@@ -137,13 +139,13 @@ class Parsed(BaseException):
 
 def parse(arguments):
     """The settings that our command line reads from `arguments`; it does nothing with them."""
-    understood = cli._parse
+    understood = tyro.cli
 
     def stop(*args, **kwargs):
         raise Parsed(understood(*args, **kwargs))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "_parse", stop)
+        patch.setattr(tyro, "cli", stop)
         with pytest.raises(Parsed) as caught:
             assert cli._main(list(arguments)) == 0, f"transformers-jax {shlex.join(arguments)}"
     return caught.value.args[0]
@@ -256,8 +258,6 @@ def test_the_job_asks_for_a_signal_in_time_and_to_be_started_again():
 @pytest.fixture
 def real(tools):
     """The true command on the CPU, and arguments that make it a matter of seconds."""
-    import jax
-
     command = tools.folder / "bin" / "transformers-jax"
     command.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} -m transformers_jax.cli "$@"\n')
     tools.env |= {
@@ -270,7 +270,7 @@ def real(tools):
     return [
         *("--config", "gpt_python_docs", "--workdir", str(tools.folder / "run")),
         *("--data.source", str(tools.folder / "text.txt"), "--data.tokenizer", "character"),
-        *("--data.cache-dir", str(tools.folder / "cache"), "--task.sample-tokens", "4"),
+        *("--data.cache-dir", str(tools.folder / "cache"), "--task.sample-tokens", "0"),
         *("--model.dim", "16", "--model.depth", "1", "--model.heads", "2", "--model.max-length", "16"),
         *("--model.unroll", "1", "--training.batch-size", "8", "--training.steps", "2", "--training.log-every", "1"),
         *("--mesh.data", "2", "--mesh.fsdp", "2"),
@@ -305,10 +305,45 @@ def test_a_job_of_two_nodes_trains(tools, real):
     assert "4 x cpu" in out and out.count("devices") == 1 and trained(tools.folder)
 
 
+@pytest.mark.mesh
 def test_one_host_with_two_processes_trains(tools, real):
     port = free_port(20000, 30000)
     out = tools.run(LAUNCH / "one_host.sh", *real, GPUS="2", PORT=str(port))
     assert "4 x cpu" in out and out.count("devices") == 1 and trained(tools.folder)
+
+
+@pytest.mark.mesh
+def test_the_containers_of_two_hosts_train(tools, real):
+    *_, container = jobset(tools, "gpu", *real, HOSTS="2")
+    port = free_port(20000, 30000)
+    name = "gpt2-hosts-0-0.gpt2:12355"  # which only the cluster knows
+    hosts = []
+    for number in ("0", "1"):
+        arguments = as_started(container, {INDEX: number})
+        assert arguments.count(name) == 1
+        arguments = [f"127.0.0.1:{port}" if argument == name else argument for argument in arguments]
+        hosts.append(tools.start(*container["command"], *arguments))
+    outputs = [host.communicate(timeout=240) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], outputs
+    assert "4 x cpu" in outputs[0][0] and "devices" not in outputs[1][0] and trained(tools.folder)
+
+
+@pytest.mark.mesh
+def test_a_job_that_is_stopped_saves_and_goes_on_when_it_is_started_again(tools, real):
+    tools.env["SLURM_JOB_ID"] = number = str(free_port(61440, 65535) - 61440)
+    job = tools.start("bash", LAUNCH / "slurm.sbatch", *real, "--training.steps", "100000")
+    log = tools.folder / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 240
+    while not (log.exists() and log.read_text().count('"loss"') >= 3):
+        assert job.poll() is None and time.monotonic() < deadline, job.communicate()
+        time.sleep(0.1)
+    job.send_signal(signal.SIGTERM)
+    out, errors = job.communicate(timeout=120)
+    saved = int(re.search(r"interrupted; step (\d+) is saved", out)[1])
+    assert tools.arguments("scontrol") == [["requeue", number]], errors
+    out = tools.run("bash", LAUNCH / "slurm.sbatch", *real, "--training.steps", str(saved + 2))
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines() if '"loss"' in line]
+    assert f"continues from step {saved}" in out and steps == list(range(1, saved + 3))
 
 
 # --- one host
@@ -336,16 +371,23 @@ def test_one_host_stops_all_its_processes_and_fails_with_any(tools):
 
 # --- Kubernetes
 
+INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
 # The fields of JobSet v1alpha2, of Jobs and of pods that these files use; the API server refuses others.
 FIELDS = {
     "": {"apiVersion", "kind", "metadata", "spec"},
     "metadata": {"name", "annotations"},
     "spec": {"failurePolicy", "network", "replicatedJobs"},
-    "spec.failurePolicy": {"maxRestarts"},
+    "spec.failurePolicy": {"maxRestarts", "rules"},
+    "spec.failurePolicy.rules": {"action", "onJobFailureReasons"},
     "spec.network": {"enableDNSHostnames", "subdomain"},
     "spec.replicatedJobs": {"name", "replicas", "template"},
     "spec.replicatedJobs.template": {"spec"},
-    "spec.replicatedJobs.template.spec": {"completionMode", "completions", "parallelism", "backoffLimit", "template"},
+    "spec.replicatedJobs.template.spec": {
+        *("completionMode", "completions", "parallelism", "backoffLimit", "podFailurePolicy", "template"),
+    },
+    "spec.replicatedJobs.template.spec.podFailurePolicy": {"rules"},
+    "spec.replicatedJobs.template.spec.podFailurePolicy.rules": {"action", "onExitCodes"},
     "spec.replicatedJobs.template.spec.template": {"spec"},
     "spec.replicatedJobs.template.spec.template.spec": {
         *("restartPolicy", "terminationGracePeriodSeconds", "nodeSelector", "containers", "tolerations", "volumes"),
@@ -376,7 +418,7 @@ def jobset(tools, kind, *arguments, **env):
     check_fields(manifest)
     assert (manifest["apiVersion"], manifest["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     name = manifest["metadata"]["name"]
-    assert name == settings["NAME"] and manifest["spec"]["failurePolicy"]["maxRestarts"] > 0
+    assert name == settings["NAME"]
     (replicated,) = manifest["spec"]["replicatedJobs"]
     job = replicated["template"]["spec"]
     assert replicated["replicas"] == 1 and job["completionMode"] == "Indexed"  # else pods have no number
@@ -385,6 +427,13 @@ def jobset(tools, kind, *arguments, **env):
     pod = job["template"]["spec"]
     assert pod["restartPolicy"] == "Never" and pod["terminationGracePeriodSeconds"] >= 120
     (container,) = pod["containers"]
+    # It is started again, but not with a mistake, which our command line says by exit code 2.
+    (rule,) = job["podFailurePolicy"]["rules"]
+    mistakes = {"containerName": container["name"], "operator": "In", "values": [2]}
+    assert rule == {"action": "FailJob", "onExitCodes": mistakes}
+    policy = manifest["spec"]["failurePolicy"]
+    assert policy["maxRestarts"] > 0
+    assert policy["rules"] == [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
     assert container["image"] == settings["IMAGE"] and container["command"] == ["launch/train.sh"]
     assert all(isinstance(argument, str) for argument in container["args"])
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
@@ -416,8 +465,7 @@ def test_hosts_with_gpus_find_the_first_of_them(tools):
     assert network["enableDNSHostnames"] is True
     host = f"{manifest['metadata']['name']}-{replicated['name']}-0-0.{network['subdomain']}"
     for number in range(2):
-        index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-        command = parse(["train", *as_started(container, {index: str(number)})])
+        command = parse(["train", *as_started(container, {INDEX: str(number)})])
         assert command.distributed == DistributedConfig(f"{host}:12355", 2, number)
         assert command.workdir == "/runs/gpt2" and command.config == "gpt2_124m"
         assert command.experiment.mesh == mesh(2, 4)
@@ -444,8 +492,7 @@ def test_arguments_reach_the_container_as_they_are(tools):
     text = tools.run(LAUNCH / "jobset.sh", "gpu", *odd, IMAGE="i", CLAIM="c")
     (replicated,) = yaml.safe_load(text)["spec"]["replicatedJobs"]
     (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
-    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    assert as_started(container, {index: "0"})[2:7] == odd
+    assert as_started(container, {INDEX: "0"})[2:7] == odd
 
 
 def test_the_image_has_what_the_jobs_start():
@@ -545,8 +592,7 @@ def test_every_command_of_the_page_runs_and_its_options_exist(tools):
         if "manifest" in call:
             (replicated,) = yaml.safe_load(call["manifest"])["spec"]["replicatedJobs"]
             (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
-            index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-            trainings.append(["train", *as_started(container, {index: "0"})])
+            trainings.append(["train", *as_started(container, {INDEX: "0"})])
     for call in tools.arguments("gcloud"):
         if "ssh" in call and "transformers-jax train --" in (script := call[call.index("--command") + 1]):
             trainings.append(shlex.split(re.search(r"transformers-jax (train .*?) >", script)[1]))
