@@ -234,6 +234,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
         num_threads=training.data_workers,
         prefetch=training.prefetch,
         processes=training.data_processes,
+        group_by_length=training.group_by_length,
     )
     rows = batch_sharding(mesh)
     result = train(
@@ -343,12 +344,12 @@ def run_seeds(experiment: Experiment, workdir: str | Path, seeds: Sequence[int])
     return summary
 
 
-def evaluate(
 def _last_evaluation(directory: Path) -> dict[str, float]:
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if any(name.startswith("eval/") for name in line)][-1]
 
 
+def evaluate(
     loaded: Loaded, data: Data | None = None, *, batch_size: int = 8, report: str | Path | None = None
 ) -> dict[str, float]:
     """Metrics of a loaded model over the held-out part of `data`, or of what its run was trained on.

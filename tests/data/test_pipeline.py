@@ -238,6 +238,12 @@ def test_ragged_rows_of_a_batch_have_similar_lengths():
     batches = take(training_batches(ragged(), batch_size=8, seed=0), 64)
     filled = sum(batch["attention_mask"].size for batch in batches) / sum(b["attention_mask"].sum() for b in batches)
     assert filled < 1.35  # 2.0 when rows meet at random
+    as_drawn = take(training_batches(ragged(), batch_size=8, seed=0, group_by_length=1), 12)
+    in_order = take(
+        training_batches(ragged().dataset.map(lambda row: {"number": row["number"]}), batch_size=8, seed=0), 12
+    )
+    for batch, expected in zip(as_drawn, in_order, strict=True):
+        assert sorted(batch["number"]) == sorted(expected["number"])
 
 
 @pytest.mark.parametrize("step", [1, 15, 16, 40])

@@ -18,7 +18,6 @@ IGNORED_LABEL = -100
 """Labels with this value do not count in a loss."""
 
 SHUFFLE_ROUNDS = 10
-GROUPED_BATCHES = 16
 EPOCHS = 1 << 40  # without end, as far as anyone trains
 
 
@@ -125,6 +124,7 @@ def training_batches(
     num_threads: int = 1,
     prefetch: int = 8,
     processes: int = 0,
+    group_by_length: int = 16,
 ) -> Iterator[dict[str, Any]]:
     """Batches without end, from step `start_step` on: this process's rows of each.
 
@@ -133,8 +133,8 @@ def training_batches(
     `seed` and n only. Process i has its i-th part, `batch_size / process_count` rows. To continue a run, pass the
     number of steps done.
 
-    Of a `Ragged` dataset, the rows of every 16 batches are sorted by length, cut into batches anew, and these
-    shuffled: rows of similar length meet, and little is filled up.
+    Of a `Ragged` dataset, the rows of every `group_by_length` batches are sorted by length, cut into batches anew, and
+    these shuffled: rows of similar length meet, and little is filled up. 1 leaves the batches as they were drawn.
 
     `num_threads` threads prepare up to `prefetch` batches ahead; 0 threads prepare each when it is asked for. With
     `processes`, that many worker processes prepare them instead, which pays where Python is the bottleneck, as in
@@ -142,11 +142,13 @@ def training_batches(
     Raises `ValueError` for a batch that the processes cannot share evenly, an empty dataset or a negative seed or step.
     """
     local = _local_batch_size(dataset, batch_size, process_index, process_count)
+    if group_by_length < 1:
+        raise ValueError(f"group_by_length={group_by_length} must be at least 1")
     if seed < 0 or start_step < 0:
         raise ValueError(f"seed {seed} and start_step {start_step} must not be negative")
     if isinstance(dataset, Ragged):
         mine = slice(process_index * local, (process_index + 1) * local)
-        batches = grain.MapDataset.source(_Grouped(dataset, seed, batch_size, mine))[start_step:]
+        batches = grain.MapDataset.source(_Grouped(dataset, seed, batch_size, mine, group_by_length))[start_step:]
     else:
         rows = grain.MapDataset.source(_Shuffled(dataset, seed))
         batches = rows.batch(local)[start_step * process_count + process_index :: process_count]
@@ -298,30 +300,30 @@ class _Shuffled:
 class _Grouped:
     """The batches of a shuffled `Ragged` dataset, in groups within which rows are ordered by length."""
 
-    def __init__(self, ragged: Ragged, seed: int, batch_size: int, mine: slice):
-        self.ragged, self.seed, self.batch_size, self.mine = ragged, seed, batch_size, mine
+    def __init__(self, ragged: Ragged, seed: int, batch_size: int, mine: slice, batches: int):
+        self.ragged, self.seed, self.batch_size, self.mine, self.batches = ragged, seed, batch_size, mine, batches
         self.endless = _Shuffled(ragged.dataset, seed)
         self.group = functools.lru_cache(maxsize=4)(self._group)
 
     def __reduce__(self) -> tuple[Any, ...]:  # the cache stays behind
-        return _Grouped, (self.ragged, self.seed, self.batch_size, self.mine)
+        return _Grouped, (self.ragged, self.seed, self.batch_size, self.mine, self.batches)
 
     def __len__(self) -> int:
         return len(self.endless) // self.batch_size
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        group, place = divmod(int(index), GROUPED_BATCHES)
+        group, place = divmod(int(index), self.batches)
         indices = self.group(group)[place]
         rows: list[Any] = [self.ragged.dataset[int(index)] for index in indices[self.mine]]
         return self.ragged.collate(rows, self.ragged.bucket(indices))
 
     def _group(self, group: int) -> np.ndarray:
         """(batches, batch_size) indices."""
-        size = GROUPED_BATCHES * self.batch_size
+        size = self.batches * self.batch_size
         indices = np.array([self.endless.shuffled(group * size + i) for i in range(size)])
         by_length = indices[np.argsort(self.ragged.lengths[indices % len(self.ragged)], kind="stable")]
-        order = np.random.default_rng([self.seed, group]).permutation(GROUPED_BATCHES)
-        return by_length.reshape(GROUPED_BATCHES, self.batch_size)[order]
+        order = np.random.default_rng([self.seed, group]).permutation(self.batches)
+        return by_length.reshape(self.batches, self.batch_size)[order]
 
 
 @functools.lru_cache(maxsize=64)

@@ -62,6 +62,9 @@ class TrainingConfig:
     """Worker processes that prepare batches instead, for decoding and changing images. 0: threads of this process."""
     prefetch: int = 8
     """Batches prepared ahead."""
+    group_by_length: int = 16
+    """Of rows of unlike length, those of this many batches are sorted by length and cut into batches anew, so that less
+    is filled up. 1: batches as they are drawn, which suits a loss over tokens (entities) better."""
     profile_steps: tuple[int, int] | None = None
     """First and last step of a profiler trace, which is written to WORKDIR/profile. None: no trace."""
     peak_flops: float | None = None
@@ -69,7 +72,7 @@ class TrainingConfig:
     None: the data sheet's number, where the device is known."""
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "accumulation", "log_every", "data_workers", "prefetch"):
+        for name in ("steps", "batch_size", "accumulation", "log_every", "data_workers", "prefetch", "group_by_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"training.{name}={getattr(self, name)} must be at least 1")
         for name in ("eval_every", "checkpoint_every", "data_processes"):
@@ -348,16 +351,13 @@ def _stop_signals():
     """Count SIGTERM and SIGINT instead of dying of them; a second SIGINT interrupts at once. Gives a function, to be
     called after each step, that says whether to stop there."""
     received: list[int] = []
+    others = peers()
 
     def handle(number, frame):
         if number == signal.SIGINT and received:
-    others = peers()
             raise KeyboardInterrupt
         received.append(number)
 
-    try:
-        previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:  # not the main thread: whoever owns it handles signals
     def stop_requested() -> bool:
         if others is None:
             return bool(received)
@@ -365,6 +365,9 @@ def _stop_signals():
             others.ask_to_stop()
         return others.stopped()
 
+    try:
+        previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not the main thread: whoever owns it handles signals
         previous = {}
     try:
         yield stop_requested
