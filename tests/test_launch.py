@@ -596,8 +596,8 @@ def test_every_command_of_the_page_runs_and_its_options_exist(tools):
     for call in tools.arguments("gcloud"):
         if "ssh" in call and "transformers-jax train --" in (script := call[call.index("--command") + 1]):
             trainings.append(shlex.split(re.search(r"transformers-jax (train .*?) >", script)[1]))
-    # Seven plain ones, eight processes of one host, two of SLURM, one each of two JobSets, a slice and mpirun.
-    assert len(trainings) == 21
+    # Seven plain ones and a plan, eight processes of one host, two of SLURM, two JobSets, a slice, one of mpirun.
+    assert len(trainings) == 22
     for arguments in trainings:
         assert parse(arguments).config in ("gpt2_124m", "gpt_python_docs")
 
