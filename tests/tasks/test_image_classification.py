@@ -304,7 +304,7 @@ def test_the_command_line_trains_evaluates_predicts_and_converts(tmp_path, capsy
 
     say(
         f"train --config vit_finetune_folder --workdir run --data.source pictures {sizes} --training.steps 3 "
-        "--training.batch-size 8 --training.data-processes 0 --task.image-size 8 --mesh.data 1"
+        "--training.batch-size 8 --training.data-processes 0 --task.image-size 8 --mesh.devices 1"
     )
     scored = json.loads(say("evaluate --checkpoint run --report seen"))
     assert 0 <= scored["accuracy"] <= 1 and scored["examples"] == 2
@@ -338,7 +338,7 @@ def test_the_command_line_trains_evaluates_predicts_and_converts(tmp_path, capsy
 )
 def test_sizes_that_are_none_are_named_in_one_line(options, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(f"train --config vit_digits --mesh.data 1 --workdir {tmp_path} {options}".split())
+        main(f"train --config vit_digits --mesh.devices 1 --workdir {tmp_path} {options}".split())
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and message in line and len(line) < 250

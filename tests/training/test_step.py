@@ -16,7 +16,7 @@ from transformers_jax.tasks import LanguageModeling, cross_entropy
 from transformers_jax.training.mesh import MeshConfig, batch_sharding, make_mesh, put_batch, shardings
 from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, trained_part
 from transformers_jax.training.paths import named_leaves
-from transformers_jax.training.state import TrainState, count_parameters
+from transformers_jax.training.state import TrainState
 from transformers_jax.training.step import make_train_step
 
 CONFIG = GPTConfig(

@@ -131,10 +131,7 @@ class MaskedLanguageModel(Head):
     def read_out(self, hidden: Float[Array, "*lead dim"]) -> Float[Array, "*lead vocab"]:
         """The logits of hidden states, in float32."""
         hidden = self.norm(ACTIVATIONS[self.config.activation](self.dense(constrain(hidden, BATCH))))
-        if self.head is None:
-            logits = self.backbone.embedding.read_out(hidden)
-        else:
-            logits = _logits(self.head, hidden)
+        logits = self.backbone.embedding.read_out(hidden) if self.head is None else _logits(self.head, hidden)
         return logits + self.bias[...].astype(jnp.float32)
 
 
