@@ -3,6 +3,7 @@
 The whole matrix has the marker `mesh`; without it a part runs that uses all axes at once.
 """
 
+import dataclasses
 import itertools
 
 import jax
@@ -53,7 +54,8 @@ def batch_of(family, number):
 def experiment_of(family, *, accumulation=1, dropout=True):
     task, model = FAMILIES[family]
     if not dropout:
-        model = type(model)(**{**vars(model), "dropout": 0.0, "attention_dropout": 0.0})
+        rates = ("dropout", "attention_dropout", "embedding_dropout")
+        model = dataclasses.replace(model, **{name: 0.0 for name in rates if hasattr(model, name)})
     return Experiment(
         task=task,
         model=model,
