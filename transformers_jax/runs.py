@@ -150,25 +150,24 @@ def check_shared(workdir: Path, *, seconds: float = 15.0) -> None:
 def check_same_start(experiment: Any) -> None:
     """ValueError unless all processes were started with the same settings. Data may lie elsewhere on each machine."""
     mine = {name: value for name, value in flat(to_data(experiment)).items() if not name.startswith("data.")}
-    for index, theirs in enumerate(exchange(mine)):
-        different = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+    ours, *others = exchange(mine)
+    for index, theirs in enumerate(others, 1):
+        different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
         if different:
-            listed = "; ".join(f"{name} is {theirs.get(name)} there and {mine.get(name)} here" for name in different)
-            raise ValueError(
-                f"process {index} was started with other settings than process "
-                f"{jax.process_index()}: {listed}; start all alike"
-            )
+            listed = "; ".join(f"{name} is {theirs.get(name)} and {ours.get(name)}" for name in different)
+            raise ValueError(f"processes {index} and 0 were started with different settings: {listed}; start all alike")
 
 
 def check_same_examples(examples: Any) -> None:
     """ValueError unless all processes have read the same examples and made the same tokenizer of them."""
     mine = [len(examples.train), examples.fingerprint, examples.processor.fingerprint]
-    for index, theirs in enumerate(exchange(mine)):
-        if theirs != mine:
-            what = "tokenizer or image processor" if theirs[:2] == mine[:2] else "data"
+    ours, *others = exchange(mine)
+    for index, theirs in enumerate(others, 1):
+        if theirs != ours:
+            what = "tokenizer or image processor" if theirs[:2] == ours[:2] else "data"
             raise ValueError(
-                f"process {index} has another {what} than process {jax.process_index()} ({theirs[0]:,} and {mine[0]:,} "
-                "examples to train on); give all machines the same files"
+                f"process {index} has another {what} than process 0 ({theirs[0]:,} and {ours[0]:,} examples to train "
+                "on); give all machines the same files"
             )
 
 

@@ -298,6 +298,25 @@ def experiment():
     )
 """
 
+# Rows of unlike length, and 25 of them to evaluate, which no number of processes divides.
+CLASSES = """
+from transformers_jax.data import ClassificationData
+from transformers_jax.experiment import Experiment
+from transformers_jax.models import BertConfig
+from transformers_jax.tasks import TextClassification
+from transformers_jax.training.loop import TrainingConfig
+from transformers_jax.training.optimizer import OptimizerConfig
+
+def experiment():
+    return Experiment(
+        task=TextClassification(length=32),
+        model=BertConfig(vocab_size=None, max_length=32, dim=16, depth=2, heads=8),
+        data=ClassificationData(source={source!r}, validation_fraction=0.25),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=2),
+        training=TrainingConfig(steps=8, batch_size=8, log_every=1, eval_every=8, checkpoint_every=8),
+    )
+"""
+
 
 class Runs:
     """Starts the same training in any number of processes."""
@@ -308,8 +327,12 @@ class Runs:
         (folder / "text.txt").write_text("\n".join(" ".join(line) for line in words.reshape(70, 10)))
         self.config = folder / "tiny.py"
         self.config.write_text(CONFIG.format(source=str(folder / "text.txt"), cache=str(folder / "cache")))
+        rows = [f"{' '.join(line[: 1 + number % 9])},{line[0]}" for number, line in enumerate(words.reshape(70, 10))]
+        (folder / "rows.csv").write_text("\n".join(["text,label", *rows, *rows[:30]]))
+        self.classes = folder / "classes.py"
+        self.classes.write_text(CLASSES.format(source=str(folder / "rows.csv")))
 
-    def start(self, name, processes, devices, *arguments, of_each=lambda index: ()):
+    def start(self, name, processes, devices, *arguments, of_each=lambda index: (), config=None):
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(devices),
@@ -321,7 +344,7 @@ class Runs:
         started = []
         for index in range(processes):
             who = ["--distributed.coordinator", address, "--distributed.processes", str(processes)]
-            command = [sys.executable, "-m", "transformers_jax.cli", "train", "--config", str(self.config)]
+            command = [sys.executable, "-m", "transformers_jax.cli", "train", "--config", str(config or self.config)]
             command += ["--workdir", str(self.folder / name), *who, "--distributed.process", str(index), *arguments]
             with (self.folder / f"{name}.{index}").open("w") as output:
                 started.append(
@@ -397,3 +420,115 @@ def test_two_processes_compute_what_one_computes_and_a_killed_one_is_missed(runs
     assert "start the same command again to continue from step " in output[0]
     runs.run("killed", 2, 4)
     assert runs.losses("killed") == runs.losses("two")  # bit for bit
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize(
+    ("processes", "devices", "settings"),
+    [
+        (4, 1, ["--training.data-processes", "1"]),
+        (2, 4, ["--mesh.fsdp", "4", "--mesh.tensor", "2"]),
+        (2, 4, ["--mesh.data", "1", "--mesh.tensor", "8"]),  # both processes read all rows
+    ],
+)
+def test_any_processes_and_any_mesh_compute_what_one_process_computes(runs, processes, devices, settings):
+    name = f"{processes}{'-'.join(settings[:4])}"
+    output = runs.run(name, processes, devices, *settings)
+    close(runs, name)
+    sample = (runs.folder / "one.0").read_text().splitlines()[-1]
+    assert output[0].splitlines()[-1] == sample
+
+
+@pytest.mark.mesh
+def test_rows_of_an_evaluation_come_together(runs):
+    """Accuracy and F1 are computed of all rows, of which each process has a part, the last batch not being full."""
+    for name, processes, devices in (("rows-1", 1, 8), ("rows-2", 2, 4)):
+        runs.run(name, processes, devices, config=runs.classes)
+    close(runs, "rows-2", other="rows-1", steps=8)
+    names = ("eval/accuracy", "eval/examples")
+    one, two = ({name: runs.lines(run)[-1].get(name) for name in names} for run in ("rows-1", "rows-2"))
+    assert one == two and one["eval/accuracy"] is not None
+
+    # And from a checkpoint, with a head that only one of the two processes could make for itself.
+    output = runs.run("from", 2, 4, "--initial-checkpoint", str(runs.folder / "rows-1"), "--task.new-head",
+                      config=runs.classes)  # fmt: skip
+    assert "new parameters, not in the checkpoint" in output[0] and "new parameters" not in output[1]
+    runs.run("from-1", 1, 8, "--initial-checkpoint", str(runs.folder / "rows-1"), "--task.new-head",
+             config=runs.classes)  # fmt: skip
+    close(runs, "from", other="from-1", steps=8)
+
+
+def stop_one(runs, name, processes, devices, *arguments, who, at):
+    """Send SIGTERM to process `who` when step `at` is logged; the step at which all stopped."""
+    started = runs.start(name, processes, devices, *arguments)
+    runs.wait_for(started, lambda: runs.lines(name) and runs.lines(name)[-1]["step"] >= at)
+    started[who].terminate()
+    output = runs.finish(name, started, codes=[75] * processes if processes > 1 else [0])
+    (line,) = [line for line in output[0].splitlines() if line.startswith("interrupted; step ")]
+    step = int(line.split()[2])
+    assert runs.steps(name)[-1] == step
+    return step
+
+
+@pytest.mark.mesh
+def test_a_signal_to_one_stops_all_and_any_other_processes_continue(runs):
+    first = stop_one(runs, "elastic", 2, 4, "--mesh.fsdp", "8", who=1, at=3)
+    second = stop_one(runs, "elastic", 1, 8, who=0, at=first + 1)
+    assert 3 <= first < second < 16
+    runs.run("elastic", 2, 4, "--mesh.tensor", "2")
+    close(runs, "elastic")
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("moment", ["step", "save", "start"])
+def test_a_killed_process_ends_the_other_at_any_moment(runs, who, moment):
+    name = f"kill-{who}-{moment}"
+    every = ["--training.checkpoint-every", "1" if moment == "save" else "1000", "--training.steps", "1000"]
+    started = runs.start(name, 2, 1, *every)
+    checkpoints = runs.folder / name / "checkpoints"
+    reached = {
+        "start": lambda: (runs.folder / name / ".lock").exists(),
+        "step": lambda: len(runs.lines(name)) > 3,
+        "save": lambda: len(runs.steps(name)) > 1 and any("tmp" in path.name for path in checkpoints.iterdir()),
+    }
+    runs.wait_for(started, reached[moment])
+    begin = time.monotonic()
+    started[who].kill()
+    codes = [1, 1]
+    codes[who] = -signal.SIGKILL
+    output = runs.finish(name, started, codes=codes)[1 - who]
+    assert time.monotonic() - begin < NOTICED_IN
+    assert f"error: process {who} of 2 ended without a word (killed" in output
+    assert "start the same command again to continue from" in output
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize(
+    ("arguments", "of_second", "message"),
+    [
+        ([], ["--data.source", "nowhere.txt"], "nowhere.txt"),
+        (
+            [],
+            ["--training.steps", "20"],
+            "processes 1 and 0 were started with different settings: training.steps is 20 and 16;",
+        ),
+        ([], ["--workdir", "elsewhere"], "process 1 of 2 does not see what process 0 writes into"),
+        (["--training.batch-size", "6"], [], "batch_size=6 is not a multiple of 4 = data 4 x fsdp 1"),
+        (["--mesh.data", "3"], [], "does not make the 4 devices there are"),
+    ],
+)
+def test_a_mistake_ends_all_processes_with_its_message(runs, tmp_path, arguments, of_second, message):
+    of_second = [str(tmp_path / "elsewhere") if argument == "elsewhere" else argument for argument in of_second]
+    name = f"mistake{len(list(runs.folder.glob('mistake*')))}"
+    output = runs.run(name, 2, 2, *arguments, of_each=lambda index: of_second if index else [], codes=[2, 2])
+    for text in output:
+        errors = [line for line in text.splitlines() if not line.startswith("[Gloo]")]
+        assert len(errors) == 1 and message in errors[0], text
+
+
+@pytest.mark.mesh
+def test_several_seeds_in_two_processes_give_one_summary(runs):
+    output = runs.run("seeds", 2, 4, "--seeds", "1", "2", "--training.steps", "4")
+    summaries = [line for text in output for line in text.splitlines() if line.startswith('{"seeds"')]
+    assert len(summaries) == 1 and len(json.loads(summaries[0])["eval/loss"]["values"]) == 2
