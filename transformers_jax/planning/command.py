@@ -117,6 +117,8 @@ def _show(
     compiled: Compiled | None,
 ) -> None:
     console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console = Console(highlight=False, soft_wrap=True, width=160)
     axes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
@@ -152,11 +154,15 @@ def _show(
             f"{axis.seconds:,.3g} s",
             f"{kinds} a device, at {(axis.bandwidth or 0) / GB:.4g} GB/s",
         )
+    seconds = numbers["seconds_per_step"]
+    slow = [axis.axis for axis in plan.traffic if axis.seconds == seconds]
+    how = f"at {numbers['utilisation']:.0%} of {chip.peak(experiment.model.dtype):.4g} FLOP/s"
+    how = f"as long as {slow[0]} takes to send" if slow else how
+    rate = numbers[f"{plan.item}_per_second"]
     row(
         "a step",
-        f"{numbers['seconds_per_step']:,.3g} s",
-        f"at {numbers['utilisation']:.0%} of {chip.peak(experiment.model.dtype):.4g} FLOP/s "
-        f"(MFU {numbers['mfu']:.1%}): {plan.items:,} {plan.item}, {numbers[f'{plan.item}_per_second']:,.0f} a second",
+        f"{seconds:,.3g} s",
+        f"{how} (MFU {numbers['mfu']:.1%}): {plan.items:,} {plan.item}, {rate:,.0f} a second",
     )
     if plan.steps is None:
         row("the run", "?", f"{training.epochs} epochs: --training.steps says how many steps")

@@ -117,7 +117,8 @@ class _Peak:
         """Bytes that an operation holds while it runs, beside what it reads and gives."""
         if operation.loop is None:
             # XLA writes erfc with an exponential and two quotients, which it stores.
-            return 3 * self.bytes(operation.outputs) if operation.name == "erfc" else 0
+            written_out = 3 * self.bytes(operation.outputs) if operation.name == "erfc" else 0
+            return written_out + self.bytes(operation.gathered)
         loop = operation.loop
         return self.of(loop.operations, loop.results, [*loop.carries, *loop.slices, *operation.inputs])
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import grain
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
@@ -71,7 +72,7 @@ class Plan:
     def seconds(self, chip: Chip, dtype: str, utilisation: float) -> float:
         """A step at this share of the chips' peak, or the time that the links need if that is longer."""
         computing = self.flops.products / (self.devices * chip.peak(dtype) * utilisation)
-        return max(computing, *(axis.seconds or 0.0 for axis in self.traffic), 0.0)
+        return max([computing, *(axis.seconds or 0.0 for axis in self.traffic)])
 
 
 def abstract_mesh(config: MeshConfig, devices: int | None = None) -> AbstractMesh:
@@ -105,7 +106,7 @@ def configured(experiment: Experiment, labels: int | None = None) -> Experiment:
         processor = SimpleNamespace(size=as_size(size), mean=config.image_mean, std=config.image_std)
     elif vocabulary is None:
         raise ValueError("the size of the vocabulary is not known without data; set --model.vocab-size")
-    config = task.configure(config, Examples(None, [], processor, "", 1, labels=names))  # pyright: ignore
+    config = task.configure(config, Examples(None, grain.MapDataset.range(1), processor, "", 1, labels=names))
     training = experiment.training
     if training.epochs is not None:
         training = dataclasses.replace(training, epochs=None)
@@ -115,18 +116,24 @@ def configured(experiment: Experiment, labels: int | None = None) -> Experiment:
 def make_plan(experiment: Experiment, mesh: AnyMesh, chip: Chip | None = None, *, labels: int | None = None) -> Plan:
     """The plan of a run on `mesh`, whose devices need not exist."""
     steps = None if experiment.training.epochs is not None else experiment.training.steps
+    unknown = getattr(experiment.model, "vocab_size", 0) is None
     experiment = configured(experiment, labels)
     training, sizes = experiment.training, dict(mesh.shape)
     check_batch(training.batch_size, training.accumulation, mesh)
     batch = experiment.task.abstract_batch(experiment.model, training.batch_size)
     with gathered_warnings() as notes:
         program = make_program(experiment, mesh)
+    if unknown:
+        size = experiment.model.vocab_size  # pyright: ignore[reportAttributeAccessIssue]
+        notes.append(f"a vocabulary of {size:,} tokens, as data.vocab_size has it; --model.vocab-size sets another")
     spreads = [_spread(x, sharding.spec) for x, sharding in _placed(program)]
     rows = batch_sharding(mesh)
     spreads += [_spread(x, rows.spec) for x in jax.tree.leaves(batch)]
     read = read_program(on_mesh(program.step, mesh), (program.state, batch), spreads, sizes)
     parameters = _bytes(program.state.model, program.placed.model)
-    scores = score_shapes(read.operations, _head_dim(experiment)) if _fused(experiment, chip) else set()
+    scores = set()
+    if _fused(experiment, chip):
+        scores = {shape for shape in score_shapes(read.operations, _head_dim(experiment)) if shape[-1] % 2 == 0}
     peak = peak_bytes(read, fused=scores)
     memory = Memory(
         parameters=parameters,
@@ -175,12 +182,9 @@ def remedies(
             found.append(first)
     if found:
         return found
-    together = start
-    for number in _ORDER_TOGETHER:
-        if steps := list(_changes(together)[number]):
-            together = dataclasses.replace(steps[-1], name=f"{together.name} {steps[-1].name}".strip())
-            if (plan := tried(together)) is not None:
-                return [(together.name, plan)]
+    for change in _together(start):
+        if (plan := tried(change)) is not None:
+            return [(change.name, plan)]
     return []
 
 
@@ -237,8 +241,25 @@ def _changes(start: _Change) -> list[Iterator[_Change]]:
     ]
 
 
-_ORDER_TOGETHER = (2, 3, 5, 4, 1, 0, 0, 6)
-"""Of `_changes`: those that need no more devices first, and the one that changes the parameters' type last."""
+def _together(start: _Change) -> Iterator[_Change]:
+    """Changes on top of one another: those that need no more devices first; the parameters' type last."""
+
+    def after(before: _Change, step: _Change) -> _Change:
+        return dataclasses.replace(step, name=f"{before.name} {step.name}".strip())
+
+    change = start
+    for more in (_REMAT, _DTYPE, _MOMENT_DTYPE, _PARAM_DTYPE):
+        for step in _changes(change)[more]:
+            change = after(change, step)
+        for spread in (change, *(after(change, step) for number in _SPREADING for step in _changes(change)[number])):
+            yield spread
+            *_, most = (spread, *(after(spread, step) for step in _changes(spread)[_ACCUMULATION]))
+            if most is not spread:
+                yield most
+
+
+_SPREADING, _REMAT, _ACCUMULATION, _MOMENT_DTYPE, _DTYPE, _PARAM_DTYPE = (1, 0), 2, 3, 4, 5, 6
+"""Where the kinds of change are in `_changes`."""
 
 
 @contextmanager
@@ -261,7 +282,7 @@ def _head_dim(experiment: Experiment) -> int:
 
 
 def _fused(experiment: Experiment, chip: Chip | None) -> bool:
-    """Whether `nn.attend` will use cuDNN's kernel there (its conditions, of which the length is seen to divide)."""
+    """Whether `nn.attend` will use cuDNN's kernel there, for scores of an even length."""
     config: Any = experiment.model
     return (
         chip is not None

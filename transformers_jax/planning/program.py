@@ -52,13 +52,15 @@ class Loop:
 
 @dataclass(eq=False, slots=True)
 class Op:
-    """An operation. Of a loop the inputs are constants, first carries and arrays cut into slices, in this order."""
+    """An operation. Of a loop the inputs are constants, first carries and arrays cut into slices, in this order.
+    `gathered` are copies of inputs of a product that were collected from other devices for it."""
 
     name: str
     inputs: list[Value]
     outputs: list[Value]
     params: Mapping[str, Any] = field(default_factory=dict)
     loop: Loop | None = None
+    gathered: list[Value] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,9 @@ class _Reader:
                 [*constants, *carries, *slices],
                 trips * length,
             )
+            self.trips = trips * length
             results = [self.settled(x) for x in results]
+            self.trips = trips
             after = [x.spread if any(x.spread) else old for x, old in zip(results[:carried], spreads, strict=True)]
             if after == spreads:
                 break
@@ -194,6 +198,7 @@ class _Reader:
             inputs = [self.settled(x) for x in inputs]
         avals = [variable.aval for variable in equation.outvars]
         shapes = [tuple(getattr(aval, "shape", ())) for aval in avals]
+        self.gathered: list[Value] = []
         spreads, partial = self._spreads(name, params, inputs, shapes)
         outputs = []
         for aval, shape, spread in zip(avals, shapes, spreads, strict=True):
@@ -204,7 +209,7 @@ class _Reader:
             elif any(spread):
                 self.activations[shape] = spread
             outputs.append(Value(shape, _dtype(aval), spread, partial))
-        return Op(name, inputs, outputs, params)
+        return Op(name, inputs, outputs, params, gathered=self.gathered)
 
     def _dividing(self, size: int, axes: tuple[str, ...]) -> tuple[str, ...]:
         return axes if size % math.prod(self.mesh[axis] for axis in axes) == 0 else ()
@@ -336,6 +341,11 @@ class _Reader:
                 if any(axis in spreads[i][c] for c in contracted) and self._is_parameter(side):
                     self._gather(side, [axis])
                     spreads[i] = [tuple(a for a in axes if a != axis) for axes in spreads[i]]
+        self.gathered += [
+            Value(side.shape, side.dtype, tuple(spread))
+            for (side, _, _), spread in zip(sides, spreads, strict=True)
+            if tuple(spread) != side.spread
+        ]
         x_spread, y_spread = spreads
         contracted = [x_spread[i] for i in x_contracted] + [y_spread[i] for i in y_contracted]
         batch = [a or b for a, b in ((x_spread[i], y_spread[j]) for i, j in zip(x_batch, y_batch, strict=True))]

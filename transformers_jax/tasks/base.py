@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import grain
 import jax
@@ -149,7 +149,21 @@ class Task:
         return None
 
 
-def with_tokenizer(config: Any, tokenizer: Tokenizer, **changes: Any) -> Any:
+@runtime_checkable
+class Vocabulary(Protocol):
+    """What a model's configuration takes over from a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def eos_id(self) -> int | None: ...
+    @property
+    def pad_id(self) -> int | None: ...
+
+
+def with_tokenizer(config: Any, tokenizer: Vocabulary, **changes: Any) -> Any:
     """`config` with the tokenizer's vocabulary and special ids; ValueError if the vocabulary is too small for it."""
     size, limit = tokenizer.vocab_size, config.vocab_size
     if limit is not None and size > limit:
