@@ -156,8 +156,8 @@ def test_eight_devices_hold_an_eighth_each():
 
 
 def test_each_axis_sends_what_the_formulas_say():
-    batch, length, dim, depth = 16, 64, 256, 3
-    sizes = dict(vocab_size=512, dim=dim)
+    batch, length, dim, depth = 24, 64, 256, 3
+    sizes: dict = dict(vocab_size=512, dim=dim, training=dict(batch_size=batch))
     layers = 12 * dim**2 * depth * 4  # bytes of the matrices in the layers
     (data,) = plan_of(experiment_of("gpt", MeshConfig(data=4), **sizes), CHIPS["h100"]).traffic
     everything = plan_of(experiment_of("gpt", **sizes)).memory.parameters
