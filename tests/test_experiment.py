@@ -274,7 +274,7 @@ def test_steps_mesh_and_intervals_may_change_and_are_printed(experiment, tmp_pat
     result = run(more, tmp_path / "run")
     printed = capsys.readouterr().out
     assert int(result.state.step) == 14
-    for line in ("training.steps 10 -> 14", "mesh.data 1 -> 4", "training.log_every 1 -> 2"):
+    for line in ("training.steps 10 -> 14", "mesh.data -1 -> 4", "mesh.devices 1 -> None", "training.log_every 1 -> 2"):
         assert f"changed since the run began: {line}" in printed
 
 
