@@ -1,5 +1,6 @@
 """Many processes: that they find each other or say why not, compute what one computes, and none outlives another."""
 
+import contextlib
 import json
 import os
 import signal
@@ -142,7 +143,8 @@ def test_configs_are_read_before_jax_looks_for_devices():
     script = """
         import sys
         from pathlib import Path
-        from transformers_jax.cli import load_config, prepare_process
+        from transformers_jax.experiment import load_config
+        from transformers_jax.training.process import prepare_process
         prepare_process()
         for config in Path("configs").glob("*.py"):
             load_config(str(config))
@@ -237,6 +239,42 @@ def test_a_port_with_another_program_is_an_error():
         threading.Thread(target=serve, daemon=True).start()
         with pytest.raises(LostProcessError, match=f"or another program listens at 127.0.0.1:{port}"):
             meet(f"127.0.0.1:{port}", 1, 2, timeout=5, heartbeat=30)
+
+
+def knock(address, line):
+    """A connection to whoever listens at `address`, once somebody does, over which `line` was sent."""
+    host, port = address.split(":")
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            connection = socket.create_connection((host, int(port)), timeout=20)
+            connection.sendall(line)
+            return connection
+        time.sleep(0.02)
+
+
+def test_other_programs_that_knock_at_the_port_are_sent_away():
+    address = f"127.0.0.1:{free_port()}"
+
+    def join():
+        for line in (b"GET / HTTP/1.0\r\n", b"[1]\n", b'{"greeting": "transformers_jax"}\n'):
+            with knock(address, line) as connection, contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+        return meet(address, 1, 2, timeout=20, heartbeat=30)
+
+    with ThreadPoolExecutor(2) as pool:
+        meeting = [pool.submit(meet, address, 0, 2, timeout=20, heartbeat=30), pool.submit(join)]
+        leaving = [pool.submit(process.result().leave) for process in meeting]
+        assert [result.result() for result in leaving] == [None, None]
+
+
+def test_a_process_that_ends_before_all_have_met_is_missed_at_once():
+    address = f"127.0.0.1:{free_port()}"
+    greeting = {"greeting": "transformers_jax", "process": 1, "processes": 3, "jax": jax.__version__}
+    with ThreadPoolExecutor(1) as pool:
+        meeting = pool.submit(meet, address, 0, 3, timeout=60, heartbeat=30)
+        knock(address, json.dumps(greeting).encode() + b"\n").close()
+        with pytest.raises(LostProcessError, match="process 1 of 3 ended while the others were starting"):
+            meeting.result(10)
 
 
 # --- who reads what

@@ -147,7 +147,8 @@ class _Line:
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self) -> list[dict[str, Any]] | None:
-        """The messages that have come, after waiting for something; None where the other end is gone."""
+        """The messages that have come, after waiting for something; None where the other end is gone. Raises ValueError
+        for what is none."""
         try:
             data = self.socket.recv(1 << 16)
         except TimeoutError:
@@ -157,7 +158,10 @@ class _Line:
         if not data:
             return None
         *lines, self._received = (self._received + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        messages = [json.loads(line) for line in lines]
+        if not all(isinstance(message, dict) for message in messages):
+            raise ValueError(f"{messages} are not all messages")
+        return messages
 
     def messages(self) -> Iterator[dict[str, Any]]:
         while (messages := self.read()) is not None:
@@ -302,13 +306,13 @@ def _greeted(line: _Line, me: dict[str, Any], lines: dict[int, _Line]) -> int | 
     except (OSError, ValueError):
         told = None
     line.socket.settimeout(None)
-    if not isinstance(told, dict) or told.get("greeting") != GREETING:
+    if told is None or told.get("greeting") != GREETING or not isinstance(told.get("process"), int):
         line.socket.close()
         return None
     index, wrong = told["process"], None
     for name, what in (("processes", "processes"), ("jax", "as version of jax")):
-        if told[name] != me[name]:
-            wrong = f"process {index} says {told[name]} {what}, process 0 says {me[name]}; start all alike"
+        if told.get(name) != me[name]:
+            wrong = f"process {index} says {told.get(name)} {what}, process 0 says {me[name]}; start all alike"
     if index in lines or not 0 < index < me["processes"]:
         wrong = wrong or f"two processes are process {index} of {me['processes']}; give each a number of its own"
     if wrong:
