@@ -26,22 +26,31 @@ fi
 : "${CLAIM:?set CLAIM to a PersistentVolumeClaim that all hosts can write at once (ReadWriteMany)}"
 NAME=${NAME:-train} # of the JobSet, and of the run's directory on the claim
 
+refuse() {
+  echo "error: $1" >&2
+  exit 2
+}
+check_number() { [[ ${!1} =~ ^[1-9][0-9]*$ ]] || refuse "$1=${!1} is not a number above 0"; }
+[[ $NAME =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] ||
+  refuse "NAME=$NAME is no name in Kubernetes: up to 40 of a-z, 0-9 and -, the first a letter, the last not -"
+
 # GPUs: hosts, and GPUs of each.
 # TPUs: a slice, as GKE names it, and the chips of each host; the number of hosts follows.
 case $kind in
 gpu)
   HOSTS=${HOSTS:-1}
   GPUS=${GPUS:-8}
+  check_number HOSTS
+  check_number GPUS
   ;;
 tpu)
   ACCELERATOR=${ACCELERATOR:-tpu-v5-lite-podslice}
   TOPOLOGY=${TOPOLOGY:-4x4}
   CHIPS=${CHIPS:-4}
+  check_number CHIPS
+  [[ $TOPOLOGY =~ ^[1-9][0-9]*(x[1-9][0-9]*)+$ ]] || refuse "TOPOLOGY=$TOPOLOGY is not like 4x4 or 2x2x2"
   slice=$((${TOPOLOGY//x/*}))
-  if [ $((slice % CHIPS)) -ne 0 ]; then
-    echo "error: TOPOLOGY=$TOPOLOGY has $slice chips, which CHIPS=$CHIPS a host do not divide" >&2
-    exit 2
-  fi
+  [ $((slice % CHIPS)) -eq 0 ] || refuse "TOPOLOGY=$TOPOLOGY has $slice chips, which CHIPS=$CHIPS a host do not divide"
   HOSTS=$((slice / CHIPS))
   ;;
 esac
@@ -50,6 +59,7 @@ ARGUMENTS=
 for argument in "$@"; do # as YAML's double-quoted strings, in which $$ is Kubernetes' way to write $
   argument=${argument//\\/\\\\}
   argument=${argument//\"/\\\"}
+  argument=${argument//$'\n'/\\n}
   ARGUMENTS+=", \"${argument//\$/\$\$}\""
 done
 ARGUMENTS=${ARGUMENTS#, }

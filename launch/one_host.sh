@@ -10,8 +10,8 @@ set -euo pipefail
 
 GPUS=${GPUS:-$(nvidia-smi --list-gpus 2>/dev/null | wc -l)}
 PORT=${PORT:-12355}
-if [ "$GPUS" -lt 1 ]; then
-  echo "error: nvidia-smi lists no GPUs; set GPUS to the number of processes" >&2
+if ! [[ $GPUS =~ ^[1-9][0-9]*$ ]]; then
+  echo "error: GPUS=$GPUS (unset: what nvidia-smi lists) must be the number of processes" >&2
   exit 2
 fi
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # `transformers-jax train "$@"` for launchers that go by exit codes.
 #
-# After SIGTERM a training saves and exits 0, which SLURM and Kubernetes would take for a training that is done. This
-# passes the signal on and then exits 75 (EX_TEMPFAIL), so that the launcher starts the same command again; that goes on
-# from what was saved. 75 also if the signal came before the training could handle it. Any other code is the training's.
+# After SIGTERM a training of one process saves and exits 0, which SLURM and Kubernetes would take for a training that is
+# done; one of many processes exits 75 (EX_TEMPFAIL), whichever of them had the signal. This passes the signal on and then
+# exits 75 in both cases, so that the launcher starts the same command again; that goes on from what was saved. 75 also if
+# the signal came before the training could handle it. Any other code is the training's.
 set -u
 
 stopped=

@@ -175,12 +175,17 @@ def test_shellcheck_finds_nothing():
         ("IMAGE=i CLAIM=c launch/jobset.sh gpu", "--config NAME is missing"),
         ("launch/jobset.sh cpu", "usage: launch/jobset.sh gpu|tpu"),
         ("IMAGE=i CLAIM=c TOPOLOGY=2x3 launch/jobset.sh tpu --config x", "TOPOLOGY=2x3 has 6 chips, which CHIPS=4"),
+        ("IMAGE=i CLAIM=c TOPOLOGY=big launch/jobset.sh tpu --config x", "TOPOLOGY=big is not like 4x4"),
+        ("IMAGE=i CLAIM=c CHIPS=0 launch/jobset.sh tpu --config x", "CHIPS=0 is not a number above 0"),
+        ("IMAGE=i CLAIM=c HOSTS=0 launch/jobset.sh gpu --config x", "HOSTS=0 is not a number above 0"),
+        ("IMAGE=i CLAIM=c NAME=My_run launch/jobset.sh gpu --config x", "NAME=My_run is no name in Kubernetes"),
         ("launch/tpu_pod.sh create", "set TPU to"),
         ("TPU=t launch/tpu_pod.sh create", "set ZONE to"),
         ("TPU=t ZONE=z launch/tpu_pod.sh create", "set SHARE to"),
         ("TPU=t ZONE=z SHARE=s launch/tpu_pod.sh train", "--config NAME is missing"),
         ("TPU=t ZONE=z SHARE=s launch/tpu_pod.sh creat", "usage: launch/tpu_pod.sh create|install"),
-        ("GPUS=0 launch/one_host.sh --config x", "set GPUS to"),
+        ("GPUS=0 launch/one_host.sh --config x", "GPUS=0 (unset: what nvidia-smi lists) must be the number"),
+        ("GPUS=all launch/one_host.sh --config x", "GPUS=all (unset: what nvidia-smi lists) must be the number"),
     ],
 )
 def test_what_is_not_set_is_an_error_that_names_it(tools, command, message):
@@ -486,7 +491,7 @@ def test_hosts_of_a_tpu_slice_are_as_many_as_its_chips_need(tools):
 
 
 def test_arguments_reach_the_container_as_they_are(tools):
-    odd = ["--config", 'a "b"\\c', "$(HOME) $HOME", "x: [y], # z & ${HOSTS}", "é"]
+    odd = ["--config", 'a "b"\\c', "$(HOME) $HOME", "x: [y], # z & ${HOSTS}", "é\nè"]
     text = tools.run(LAUNCH / "jobset.sh", "gpu", *odd, IMAGE="i", CLAIM="c")
     (replicated,) = yaml.safe_load(text)["spec"]["replicatedJobs"]
     (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
