@@ -76,7 +76,8 @@ def test_parameters_and_optimizer_take_the_bytes_that_are_planned(family):
 @pytest.mark.parametrize("remat", [None, "full"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_activations_and_flops_are_those_of_xla(family, remat):
-    experiment = experiment_of(family, remat=remat)
+    # XLA computes the exact GELU twice where a layer keeps it and its slope: much in a small model only.
+    experiment = experiment_of(family, remat=remat, dim=384, training=dict(batch_size=8))
     plan, compiled = plan_of(experiment), compile_step(experiment, abstract_mesh(ONE))
     memory = plan.memory
     assert memory.gradients + memory.activations == pytest.approx(compiled.temporary, rel=0.2)
@@ -189,8 +190,8 @@ def test_bandwidth_is_that_of_the_network_where_an_axis_leaves_the_host():
 
 
 def test_what_does_not_fit_is_told_what_would_make_it_fit():
-    # A chip in whose memory the state fits, but not the activations; and one that is too small for both.
-    experiment = experiment_of("gpt", training=dict(batch_size=64))
+    # A chip in whose memory the state fits, but not the activations.
+    experiment = experiment_of("gpt", training=dict(batch_size=64), vocab_size=64, depth=2)
     memory = plan_of(experiment).memory
     mesh = abstract_mesh(ONE)
     roomy = dataclasses.replace(CHIPS["h100"], memory=memory.total - memory.activations // 2)
@@ -199,7 +200,13 @@ def test_what_does_not_fit_is_told_what_would_make_it_fit():
     assert "--optimizer.moment-dtype bfloat16" not in found
     for plan in found.values():
         assert plan.memory.total <= roomy.memory
-    small = dataclasses.replace(CHIPS["h100"], memory=memory.parameters // 3)
+
+
+@pytest.mark.mesh
+def test_what_no_change_alone_makes_fit_is_told_several():
+    experiment = experiment_of("gpt", training=dict(batch_size=64), vocab_size=64, depth=2)
+    mesh = abstract_mesh(ONE)
+    small = dataclasses.replace(CHIPS["h100"], memory=plan_of(experiment).memory.parameters)
     ((change, plan),) = remedies(experiment, mesh, small)
     assert change.count("--") > 3 and plan.memory.total <= small.memory
     assert remedies(experiment, mesh, dataclasses.replace(small, memory=1000)) == []

@@ -135,6 +135,9 @@ def make_plan(experiment: Experiment, mesh: AnyMesh, chip: Chip | None = None, *
     if _fused(experiment, chip):
         scores = {shape for shape in score_shapes(read.operations, _head_dim(experiment)) if shape[-1] % 2 == 0}
     peak = peak_bytes(read, fused=scores)
+    if experiment.optimizer.clip_norm:
+        # Clipping reads all gradients before it changes one: XLA (that of CPUs, which could be looked at) holds both.
+        peak = max(peak, 2 * parameters)
     memory = Memory(
         parameters=parameters,
         gradients=parameters,

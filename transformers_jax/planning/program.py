@@ -22,13 +22,15 @@ BATCH = ("data", "fsdp")
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """An array. `partial` are the axes over whose devices it has still to be added up."""
+    """An array. `partial` are the axes over whose devices it has still to be added up; `held` says that it is of the
+    state (the first argument), in another form perhaps, and not computed."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     spread: Spread
     partial: frozenset[str] = frozenset()
     producer: "Op | None" = None
+    held: bool = False
 
     def parts(self, mesh: Mapping[str, int]) -> int:
         """The number of different parts that the devices hold of it."""
@@ -91,7 +93,7 @@ def read_program(
     """`step(*arguments)` of abstract arrays; `spreads` has one for each of them, in the order of `jax.tree.leaves`.
     Only what the results depend on is kept."""
     jaxpr = jax.make_jaxpr(step)(*arguments)
-    leaves = jax.tree.leaves(list(arguments))
+    leaves, held = jax.tree.leaves(list(arguments)), len(jax.tree.leaves(arguments[0]))
     known: dict[tuple[int, ...], Spread] = {}
     for leaf, spread in zip(leaves, spreads, strict=True):
         if any(spread):
@@ -103,7 +105,10 @@ def read_program(
     for _ in range(2):
         reader.transfers.clear()
         reader.done.clear()
-        inputs = [Value(tuple(x.shape), np.dtype(x.dtype), spread) for x, spread in zip(leaves, spreads, strict=True)]
+        inputs = [
+            Value(tuple(x.shape), np.dtype(x.dtype), spread, held=place < held)
+            for place, (x, spread) in enumerate(zip(leaves, spreads, strict=True))
+        ]
         operations, results = reader.read(jaxpr.jaxpr, [reader.constant(x) for x in jaxpr.consts], inputs, 1)
     return Program(_needed(operations, results), inputs, results, reader.transfers, mesh)
 
@@ -166,7 +171,7 @@ class _Reader:
         for _ in range(3):  # until what goes round lies the same at the end as at the beginning
             del self.transfers[sent:]
             carries = [Value(x.shape, x.dtype, spread) for x, spread in zip(initial, spreads, strict=True)]
-            slices = [Value(x.shape[1:], x.dtype, x.spread[1:]) for x in whole]
+            slices = [Value(x.shape[1:], x.dtype, x.spread[1:], held=x.held) for x in whole]
             closed, self.done = params["jaxpr"], {}
             operations, results = self.read(
                 closed.jaxpr,
@@ -208,7 +213,7 @@ class _Reader:
                 spread = self.activations.get(shape, spread)
             elif any(spread):
                 self.activations[shape] = spread
-            outputs.append(Value(shape, _dtype(aval), spread, partial))
+            outputs.append(Value(shape, _dtype(aval), spread, partial, held=name in _SAME and inputs[0].held))
         return Op(name, inputs, outputs, params, gathered=self.gathered)
 
     def _dividing(self, size: int, axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -332,13 +337,13 @@ class _Reader:
                 continue
             loser = min((0, 1), key=lambda i: math.prod(sides[i][0].shape) / sides[i][0].parts(self.mesh))
             if axis in BATCH:
-                loser = next((i for i in (0, 1) if self._is_parameter(sides[i][0])), loser)
+                loser = next((i for i in (0, 1) if sides[i][0].held), loser)
             self._gather(sides[loser][0], [axis])
             spreads[loser] = [tuple(a for a in axes if a != axis) for axes in spreads[loser]]
         # A parameter is gathered over fsdp whatever it meets.
         for i, (side, contracted, _) in enumerate(sides):
             for axis in ("fsdp",):
-                if any(axis in spreads[i][c] for c in contracted) and self._is_parameter(side):
+                if any(axis in spreads[i][c] for c in contracted) and side.held:
                     self._gather(side, [axis])
                     spreads[i] = [tuple(a for a in axes if a != axis) for axes in spreads[i]]
         self.gathered += [
@@ -354,11 +359,10 @@ class _Reader:
         spread = _without_doubles([*batch, *free])
         return spread, _axes(*contracted)
 
-    def _is_parameter(self, x: Value) -> bool:
-        return x.shape in self.parameters or x.shape[::-1] in self.parameters
-
 
 _LINEAR = ("reshape", "transpose", "convert_element_type", "neg", "copy", "squeeze", "broadcast_in_dim", "reduce_sum")
+_SAME = ("reshape", "transpose", "convert_element_type", "copy", "squeeze", "pad", "sharding_constraint")
+"""What these give is what they are given, in another form."""
 _FROM_NOTHING = ("random_bits", "threefry2x32", "iota", "broadcast_in_dim")
 """What these give lies as others of its shape do: it is made where it is read."""
 
