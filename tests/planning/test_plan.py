@@ -212,6 +212,16 @@ def test_what_no_change_alone_makes_fit_is_told_several():
     assert remedies(experiment, mesh, dataclasses.replace(small, memory=1000)) == []
 
 
+def test_what_would_make_it_fit_is_found_at_any_divisor_and_over_two_axes():
+    start, wanted = MeshConfig(1, 12, 4), MeshConfig(1, 24, 8)  # of these, neither axis alone is enough
+    experiment = experiment_of("gpt", start, training=dict(batch_size=72), remat="full", dim=96, vocab_size=768)
+    thirds = dataclasses.replace(experiment, mesh=wanted, training=TrainingConfig(batch_size=72, accumulation=3))
+    chip = dataclasses.replace(CHIPS["v5e"], memory=plan_of(thirds).memory.total)
+    ((change, plan),) = remedies(experiment, abstract_mesh(start), chip)
+    assert plan.mesh == {"data": 1, "fsdp": 24, "tensor": 8}
+    assert change == "--mesh.data 1 --mesh.fsdp 24 --mesh.tensor 8 (on 192 devices) --training.accumulation 3"
+
+
 def test_the_command_prints_a_plan_and_writes_it(tmp_path, capsys):
     config = tmp_path / "config.py"
     config.write_text(

@@ -204,9 +204,8 @@ def _changes(start: _Change) -> list[Iterator[_Change]]:
     data, fsdp, tensor = (mesh.shape[axis] for axis in AXES)
 
     def with_mesh(data: int, fsdp: int, tensor: int) -> _Change:
-        more = "" if data * fsdp * tensor == mesh.size else f" (on {data * fsdp * tensor} devices)"
         new = MeshConfig(data, fsdp, tensor)
-        name = f"--mesh.data {data} --mesh.fsdp {fsdp} --mesh.tensor {tensor}{more}"
+        name = f"--mesh.data {data} --mesh.fsdp {fsdp} --mesh.tensor {tensor} (on {data * fsdp * tensor} devices)"
         return _Change(dataclasses.replace(experiment, mesh=new), abstract_mesh(new), name)
 
     def with_field(part: str, field: str, value: Any) -> Iterator[_Change]:
@@ -228,10 +227,10 @@ def _changes(start: _Change) -> list[Iterator[_Change]]:
                 yield with_mesh(data // taken, fsdp // left, tensor * factor)
 
     def more_accumulation() -> Iterator[_Change]:
-        accumulation = experiment.training.accumulation
         most = experiment.training.batch_size // (data * fsdp)
-        while (accumulation := 2 * accumulation) <= most:
-            yield from with_field("training", "accumulation", accumulation)
+        for accumulation in range(experiment.training.accumulation + 1, most + 1):
+            if most % accumulation == 0:
+                yield from with_field("training", "accumulation", accumulation)
 
     return [
         more_fsdp(),
@@ -247,21 +246,23 @@ def _changes(start: _Change) -> list[Iterator[_Change]]:
 def _together(start: _Change) -> Iterator[_Change]:
     """Changes on top of one another: those that need no more devices first; the parameters' type last."""
 
-    def after(before: _Change, step: _Change) -> _Change:
-        return dataclasses.replace(step, name=f"{before.name} {step.name}".strip())
+    def then(before: _Change, number: int) -> list[_Change]:
+        steps = _changes(before)[number]
+        return [dataclasses.replace(step, name=f"{before.name} {step.name}".strip()) for step in steps]
 
     change = start
-    for more in (_REMAT, _DTYPE, _MOMENT_DTYPE, _PARAM_DTYPE):
-        for step in _changes(change)[more]:
-            change = after(change, step)
-        for spread in (change, *(after(change, step) for number in _SPREADING for step in _changes(change)[number])):
-            yield spread
-            *_, most = (spread, *(after(spread, step) for step in _changes(spread)[_ACCUMULATION]))
-            if most is not spread:
-                yield most
+    for number, more in enumerate((_REMAT, _DTYPE, _MOMENT_DTYPE, _PARAM_DTYPE)):
+        changed = then(change, more)
+        if not changed and number > 0:
+            continue  # it was so already
+        change = (changed or [change])[-1]
+        tensor = then(change, _TENSOR)
+        both = then(dataclasses.replace(tensor[-1], name=change.name), _FSDP) if tensor else []
+        for spread in (change, *tensor, *then(change, _FSDP), *both):
+            yield from (spread, *then(spread, _ACCUMULATION)[-1:])
 
 
-_SPREADING, _REMAT, _ACCUMULATION, _MOMENT_DTYPE, _DTYPE, _PARAM_DTYPE = (1, 0), 2, 3, 4, 5, 6
+_FSDP, _TENSOR, _REMAT, _ACCUMULATION, _MOMENT_DTYPE, _DTYPE, _PARAM_DTYPE = range(7)
 """Where the kinds of change are in `_changes`."""
 
 
