@@ -14,10 +14,13 @@ from transformers_jax.models import (
     GPT,
     Bert,
     BertConfig,
+    EncoderDecoder,
+    EncoderDecoderConfig,
     GPTConfig,
     ImageClassifier,
     LanguageModel,
     MaskedLanguageModel,
+    Seq2SeqLanguageModel,
     SequenceClassifier,
     SpanPredictor,
     TokenClassifier,
@@ -57,6 +60,8 @@ def models():
         yield head.__name__, abstract(head, Bert, roberta)
     for settings in ({}, dict(pooling="attention"), dict(pooler=True)):
         yield str(settings), abstract(ImageClassifier, ViT, ViTConfig.b16(labels=LABELS, **settings))
+    for config in (EncoderDecoderConfig.base(vocab_size=32000), EncoderDecoderConfig.t5_base(gated=True)):
+        yield config.positions, abstract(Seq2SeqLanguageModel, EncoderDecoder, config)
     deit = ViTConfig.b16(labels=LABELS, distillation_token=True, distillation_head=True)
     yield "deit", abstract(ImageClassifier, ViT, deit)
 

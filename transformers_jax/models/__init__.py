@@ -2,6 +2,7 @@
 
 from transformers_jax.models.base import ImageConfig, ModelConfig, ProblemType
 from transformers_jax.models.bert import Bert, BertConfig
+from transformers_jax.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig, Seq2SeqLanguageModel
 from transformers_jax.models.gpt import GPT, GPTConfig
 from transformers_jax.models.heads import (
     ImageClassifier,
@@ -19,6 +20,8 @@ __all__ = [
     "Bert",
     "BertConfig",
     "Cache",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
     "GPTConfig",
     "ImageClassifier",
     "ImageConfig",
@@ -27,6 +30,7 @@ __all__ = [
     "ModelConfig",
     "ModelOutput",
     "ProblemType",
+    "Seq2SeqLanguageModel",
     "SequenceClassifier",
     "SpanPredictor",
     "TokenClassifier",

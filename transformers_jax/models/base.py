@@ -141,7 +141,7 @@ class TransformerConfig(ModelConfig):
         self.check_common()
         self.check_positive("dim", "depth", "heads", "mlp_dim", "unroll")
         self.check_rates("dropout", "attention_dropout")
-        if self.dim % self.heads:
+        if self.dim % self.heads and getattr(self, "head_dim", None) is None:
             raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}")
         check_activation(self.activation)
         check_remat(self.remat)

@@ -51,7 +51,8 @@ class ModelOutput:
     `pooled` (batch, dim); `logits` float32: (batch, length, vocab) of language models, (batch, labels) and (batch,
     length, labels) of classifiers, (batch, length, 2) of span predictors; `next_sentence_logits` (batch, 2) float32;
     `cache`; and when named in `capture`: `hidden_states` (depth, batch, length, dim), the input of every layer, and
-    `attention_weights` (depth, batch, heads, length, slots).
+    `attention_weights` (depth, batch, heads, length, slots). A decoder that looks at a source has `encoder_hidden`
+    (batch, source, dim) and, when captured, `cross_attention_weights` (depth, batch, heads, length, source).
     """
 
     hidden: Array
@@ -61,9 +62,11 @@ class ModelOutput:
     cache: Cache | None = None
     hidden_states: Array | None = None
     attention_weights: Array | None = None
+    encoder_hidden: Array | None = None
+    cross_attention_weights: Array | None = None
 
 
-CAPTURES = ("hidden_states", "attention_weights")
+CAPTURES = ("hidden_states", "attention_weights", "cross_attention_weights")
 
 
 def check_capture(capture: Collection[str]) -> None:

@@ -4,6 +4,7 @@ from transformers_jax.nn.attention import (
     AttentionOutput,
     KVCache,
     MultiHeadAttention,
+    SharedKVCache,
     attend,
     attention_weights,
     choose_implementation,
@@ -11,13 +12,14 @@ from transformers_jax.nn.attention import (
 from transformers_jax.nn.dropout import drop_path, dropout, split_key
 from transformers_jax.nn.embedding import TokenEmbedding
 from transformers_jax.nn.layer import LayerOutput, TransformerLayer
-from transformers_jax.nn.linear import LayerNorm, Linear, normal_init
+from transformers_jax.nn.linear import LayerNorm, Linear, RMSNorm, normal_init
 from transformers_jax.nn.mlp import ACTIVATIONS, MLP
 from transformers_jax.nn.patch import PatchEmbedding, to_patches
 from transformers_jax.nn.patterns import Causal, Full, Local, Pattern
 from transformers_jax.nn.pooling import AttentionPooling, Pooling, pool
 from transformers_jax.nn.positions import (
     LearnedPositions,
+    RelativePositionBias,
     Resampling,
     positions_from_mask,
     resize_positions,
@@ -46,7 +48,10 @@ __all__ = [
     "PatchEmbedding",
     "Pattern",
     "Pooling",
+    "RMSNorm",
+    "RelativePositionBias",
     "Resampling",
+    "SharedKVCache",
     "Stack",
     "TokenEmbedding",
     "TransformerLayer",

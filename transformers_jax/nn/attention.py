@@ -227,6 +227,16 @@ class KVCache:
 
 
 @pytree_dataclass
+class SharedKVCache(KVCache):
+    """Keys and values of a context that several consecutive rows look at, such as the beams of one source: choosing
+    among these rows leaves it as it is."""
+
+    def take(self, rows: Int[Array, "rows"], *, start: int = 0) -> "SharedKVCache":
+        """Itself."""
+        return self
+
+
+@pytree_dataclass
 class AttentionOutput:
     """`hidden` (batch, q, dim); the new `cache`; `weights` (batch, heads, q, k) when asked for, else None."""
 
@@ -239,7 +249,8 @@ class MultiHeadAttention(nnx.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2): self- and cross-attention, with or without a cache.
 
     Queries come from `hidden` (dim wide), keys and values from `context` (context_dim wide, default dim) when it is
-    given and from `hidden` otherwise. `kv_heads` smaller than `heads` gives grouped-query attention.
+    given and from `hidden` otherwise. `kv_heads` smaller than `heads` gives grouped-query attention; `scale` is that of
+    `attend`.
     """
 
     def __init__(
@@ -251,6 +262,7 @@ class MultiHeadAttention(nnx.Module):
         head_dim: int | None = None,
         context_dim: int | None = None,
         use_bias: bool = True,
+        scale: float | None = None,
         pattern: Pattern = Full(),
         dropout: float = 0.0,
         implementation: Implementation | None = None,
@@ -268,7 +280,7 @@ class MultiHeadAttention(nnx.Module):
         if heads % kv_heads:
             raise ValueError(f"heads={heads} is not a multiple of kv_heads={kv_heads}")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self.pattern, self.dropout = pattern, dropout
+        self.scale, self.pattern, self.dropout = scale, pattern, dropout
         self.implementation: Implementation | None = implementation
 
         def linear(inner: int, outer: int, init: Initializer) -> Linear:
@@ -286,8 +298,8 @@ class MultiHeadAttention(nnx.Module):
         self,
         hidden: Float[Array, "batch q dim"],
         *,
-        context: Float[Array, "batch k context_dim"] | KVCache | None = None,
-        mask: Mask | None = None,
+        context: Float[Array, "rows k context_dim"] | KVCache | None = None,
+        mask: Bool[Array, "#rows #heads #q #k"] | None = None,
         bias: Bias | None = None,
         cache: KVCache | None = None,
         cache_index: Index = 0,
@@ -299,8 +311,14 @@ class MultiHeadAttention(nnx.Module):
         With `cache`, the new keys and values are written to its slots from `cache_index` on and the queries look at
         the whole cache: `mask` is then over slots, and the causal pattern hides the slots not yet written. A KVCache
         as `context` is used as it is (`keys_and_values` makes one): a decoder projects its encoder's output once.
+
+        A `context` of fewer rows serves several consecutive rows of `hidden` each (beams of one source, one token of
+        each), without being copied for them.
         """
         query = self._heads(self.query(hidden), self.heads)
+        if context is not None:
+            owners = (context.key if isinstance(context, KVCache) else context).shape[0]
+            query = query.reshape(owners, -1, *query.shape[2:])
         if isinstance(context, KVCache):
             keys_values = context
         else:
@@ -308,7 +326,9 @@ class MultiHeadAttention(nnx.Module):
         if cache is not None:
             cache = keys_values = cache.write(keys_values, cache_index)
         offset = 0 if cache is None else cache_index
-        arguments: dict[str, Any] = dict(mask=mask, bias=bias, pattern=self.pattern, query_offset=offset)
+        arguments: dict[str, Any] = dict(
+            mask=mask, bias=bias, pattern=self.pattern, query_offset=offset, scale=self.scale
+        )
         keys, values = (jnp.swapaxes(x, 1, 2) for x in (keys_values.key, keys_values.value))
         mixed = attend(
             query,
@@ -320,7 +340,7 @@ class MultiHeadAttention(nnx.Module):
             **arguments,
         )
         weights = attention_weights(query, keys, **arguments) if capture_weights else None
-        hidden = constrain(self.output(mixed.reshape(*mixed.shape[:2], -1)), BATCH)
+        hidden = constrain(self.output(mixed.reshape(*hidden.shape[:2], -1)), BATCH)
         return AttentionOutput(hidden, cache, weights)
 
     def keys_and_values(self, context: Float[Array, "batch k context_dim"]) -> KVCache:

@@ -1,6 +1,8 @@
 """Dense layers and normalisation: Flax's own, with the two settings this package needs everywhere."""
 
+from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +86,39 @@ class LayerNorm(nnx.LayerNorm):
         scale, bias = self.scale[...], self.bias[...]  # pyright: ignore[reportOptionalSubscript]
         dtype = jnp.result_type(x, scale) if self.dtype is None else self.dtype
         return _layer_norm(x, scale, bias, self.epsilon).astype(dtype)
+
+
+class RMSNorm(nnx.RMSNorm):
+    """`scale * x / sqrt(mean(x^2) + epsilon)` over the last axis (Zhang and Sennrich 2019), computed in float32."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        epsilon: float = 1e-6,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(dim, epsilon=epsilon, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "*lead dim"]) -> Float[Array, "*lead dim"]:
+        scale = self.scale[...]  # pyright: ignore[reportOptionalSubscript]
+        dtype = jnp.result_type(x, scale) if self.dtype is None else self.dtype
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        size = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.epsilon)
+        return (wide * size * scale).astype(dtype)
+
+
+NORMS: dict[str, Callable[..., Any]] = {"layer": LayerNorm, "rms": RMSNorm}
+"""Norms by name."""
+
+
+def check_norm(name: str) -> str:
+    """`name`, or a ValueError that lists the norms there are."""
+    if name not in NORMS:
+        raise ValueError(f"unknown norm {name!r}; there are {', '.join(NORMS)}")
+    return name
 
 
 @partial(

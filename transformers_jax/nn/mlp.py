@@ -33,7 +33,8 @@ def check_activation(name: str) -> str:
 
 
 class MLP(nnx.Module):
-    """`down(activation(up(x)))`, dim -> mlp_dim -> dim, at every position alike."""
+    """`down(activation(up(x)))`, dim -> mlp_dim -> dim, at every position alike; `gated` has a second way up,
+    `down(activation(gate(x)) * up(x))` (Shazeer 2020)."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class MLP(nnx.Module):
         mlp_dim: int,
         *,
         activation: str = "gelu",
+        gated: bool = False,
         dropout: float = 0.0,
         use_bias: bool = True,
         kernel_init: Initializer = normal_init(0.02),
@@ -50,15 +52,22 @@ class MLP(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.activation, self.dropout = check_activation(activation), dropout
-        self.up = Linear(
-            dim, mlp_dim, use_bias=use_bias, kernel_init=kernel_init, dtype=dtype, param_dtype=param_dtype, rngs=rngs
-        )
-        output_init = kernel_init if output_init is None else output_init
-        self.down = Linear(
-            mlp_dim, dim, use_bias=use_bias, kernel_init=output_init, dtype=dtype, param_dtype=param_dtype, rngs=rngs
-        )
+
+        def linear(inner: int, outer: int, init: Initializer) -> Linear:
+            return Linear(
+                inner, outer, use_bias=use_bias, kernel_init=init, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+            )
+
+        self.up = linear(dim, mlp_dim, kernel_init)
+        self.down = linear(mlp_dim, dim, kernel_init if output_init is None else output_init)
+        self.gate = linear(dim, mlp_dim, kernel_init) if gated else nnx.data(None)
 
     def __call__(self, x: Float[Array, "*lead dim"], *, key: PRNGKey | None = None) -> Float[Array, "*lead dim"]:
         """`dropout` (with `key`) acts between the activation and `down`."""
-        inside = constrain(self.up(x), BATCH, *[None] * (x.ndim - 2), TENSOR)
-        return constrain(self.down(dropout(ACTIVATIONS[self.activation](inside), self.dropout, key)), BATCH)
+        activation = ACTIVATIONS[self.activation]
+        inside = self._up(self.up, x)
+        inside = activation(inside) if self.gate is None else activation(self._up(self.gate, x)) * inside
+        return constrain(self.down(dropout(inside, self.dropout, key)), BATCH)
+
+    def _up(self, linear: Linear, x: Array) -> Array:
+        return constrain(linear(x), BATCH, *[None] * (x.ndim - 2), TENSOR)

@@ -155,3 +155,49 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
     near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
     far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+
+
+class RelativePositionBias(nnx.Module):
+    """A learned number for each head and bucket of offsets, added to the scores of attention (Raffel et al. 2020, T5).
+
+    Half of the buckets (of each direction, where keys on both sides are looked at) are one offset each from 0 on; the
+    other half grow in width by a constant factor up to `max_distance`, and the last one holds all beyond.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        *,
+        buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool,
+        embedding_init: Initializer = normal_init(0.02),
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        exact = buckets // 2 // (2 if bidirectional else 1)
+        if exact < 1 or max_distance <= exact:
+            raise ValueError(f"buckets={buckets} with max_distance={max_distance} leave no bucket for larger offsets")
+        self.max_distance, self.bidirectional = max_distance, bidirectional
+        self.embedding = nnx.Param(embedding_init(rngs.params(), (buckets, heads), param_dtype))
+
+    def __call__(self, q: int, k: int, *, offset: int | Int[Array, ""] = 0) -> Float[Array, "1 heads q k"]:
+        """What `attend` takes as `bias`, for `q` queries of which the first stands at index `offset` of `k` keys."""
+        table = self.embedding[...]
+        distance = jnp.arange(k)[None] - (jnp.arange(q)[:, None] + offset)
+        return jnp.moveaxis(table[self.bucket(distance)], -1, 0)[None]
+
+    def bucket(self, distance: Int[Array, "*lead"]) -> Int[Array, "*lead"]:
+        """The bucket of key index - query index."""
+        count, first = self.embedding.shape[0], 0
+        if self.bidirectional:
+            count //= 2
+            first = jnp.where(distance > 0, count, 0)
+            distance = jnp.abs(distance)
+        else:
+            distance = jnp.maximum(-distance, 0)
+        exact = count // 2
+        # In float32, as the reference computes it: the borders of the wide buckets depend on the rounding.
+        growth = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / np.log(self.max_distance / exact)
+        wide = exact + (growth * (count - exact)).astype(jnp.int32)
+        return first + jnp.where(distance < exact, distance, jnp.minimum(wide, count - 1))

@@ -92,6 +92,11 @@ class Stack(nnx.Module):
         """`make()` for every layer, along a leading depth axis."""
         return jax.tree.map(lambda x: jnp.repeat(x[None], self.depth, axis=0), make())
 
+    def map(self, function: Callable[[Any], Any]) -> Any:
+        """`function(layer)` of every layer, along a leading depth axis."""
+        values = [jax.vmap(function)(layer) for layer in self.layers]
+        return jax.tree.map(lambda *x: jnp.stack(x, axis=1).reshape(self.depth, *x[0].shape[1:]), *values)
+
     def unstack(self) -> "Unstacked":
         """The same layers, each on its own."""
         cycle = len(self.layers)
@@ -119,6 +124,10 @@ class Unstacked(nnx.Module):
     def init_state(self, make: Callable[[], Any]) -> Any:
         """`make()` for every layer, as a tuple."""
         return tuple(make() for _ in self.layers)
+
+    def map(self, function: Callable[[Any], Any]) -> Any:
+        """`function(layer)` of every layer, as a tuple."""
+        return tuple(function(layer) for layer in self.layers)
 
 
 def unstack(model: Any) -> Any:

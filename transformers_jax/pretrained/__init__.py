@@ -32,7 +32,9 @@ from transformers_jax.pretrained.files import (
     written_at_once,
 )
 from transformers_jax.pretrained.gpt2 import GPT2
+from transformers_jax.pretrained.marian import MARIAN
 from transformers_jax.pretrained.roberta import ROBERTA
+from transformers_jax.pretrained.t5 import T5
 from transformers_jax.pretrained.vit import VIT
 
 __all__ = [
@@ -45,7 +47,7 @@ __all__ = [
     "save_pretrained",
 ]
 
-FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, VIT, DEIT)
+FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, VIT, DEIT, MARIAN, T5)
 
 # fmt: off
 WITHOUT_EFFECT = frozenset({

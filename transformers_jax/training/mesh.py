@@ -28,12 +28,12 @@ SHARDING_RULES: tuple[tuple[str, Axes], ...] = (
     (r"attention\.(query|key|value)\.kernel$", ("fsdp", "tensor")),
     (r"attention\.(query|key|value)\.bias$", ("tensor",)),
     (r"attention\.output\.kernel$", ("tensor", "fsdp")),
-    (r"mlp\.up\.kernel$", ("fsdp", "tensor")),
-    (r"mlp\.up\.bias$", ("tensor",)),
+    (r"mlp\.(up|gate)\.kernel$", ("fsdp", "tensor")),
+    (r"mlp\.(up|gate)\.bias$", ("tensor",)),
     (r"mlp\.down\.kernel$", ("tensor", "fsdp")),
     (r"head\.kernel$", ("fsdp", "tensor")),
     (r"(projection|pooler|dense|next_sentence)\.kernel$", ("fsdp", None)),
-    (r"(bias|scale|_token|attention_pooling\.query)$", ()),
+    (r"(bias|scale|_token|attention_pooling\.query|relative\.embedding)$", ()),
 )
 """Parameter path -> mesh axes of its last dimensions; the first rule that matches counts. Matrices are split over
 `tensor` as in Shoeybi et al. 2019 (Megatron-LM), their other dimension over `fsdp`; a leading depth axis, and what has

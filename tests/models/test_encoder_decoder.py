@@ -1,0 +1,199 @@
+"""The encoder-decoder: published sizes, cached writing, padding, beams that share a source."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from transformers_jax.generation import Sampling, beam_search, generate
+from transformers_jax.models import EncoderDecoder, EncoderDecoderConfig, Seq2SeqLanguageModel
+from transformers_jax.nn import RelativePositionBias, RMSNorm, unstack
+from transformers_jax.nn.mlp import MLP
+from transformers_jax.training.state import count_parameters
+
+SIZES = dict(vocab_size=50, dim=32, depth=2, decoder_depth=3, heads=4, max_length=24, pad_id=0, init_std=0.2)
+KINDS = {
+    "paper": {},
+    "learned": dict(positions="learned", position_offset=2, embedding_norm=True, scale_embedding=False),
+    "t5": dict(positions="relative", norm="pre", norm_type="rms", use_bias=False, scale_attention=False, head_dim=5),
+    "own biases": dict(positions="relative", norm="pre", gated=True, relative_per_layer=True, max_length=None),
+    "two vocabularies": dict(target_vocab_size=40, logits_bias=True, tie_embeddings=False),
+}
+
+
+def build(kind="paper", **changes):
+    config = EncoderDecoderConfig(**{**SIZES, **KINDS[kind], "dropout": 0.0, **changes})
+    return Seq2SeqLanguageModel(EncoderDecoder(config, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+
+
+def ids(*shape, seed=0, high=40):
+    return jnp.asarray(np.random.default_rng(seed).integers(1, high, shape), jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (EncoderDecoderConfig.t5_small(), 60_506_624),
+        (EncoderDecoderConfig.t5_base(), 222_903_552),
+        (EncoderDecoderConfig.t5_large(), 737_668_096),
+        (EncoderDecoderConfig.t5_3b(), 2_851_598_336),
+        (EncoderDecoderConfig.t5_11b(), 11_307_321_344),
+        # The sum of Vaswani et al.'s layers: 4 d^2 an attention, 2 d m an MLP, their biases, two numbers a norm.
+        (
+            EncoderDecoderConfig.base(vocab_size=37_000),
+            37_000 * 512 + 6 * (3 * (4 * 512**2 + 4 * 512) + 2 * (2 * 512 * 2048 + 2048 + 512) + 5 * 2 * 512),
+        ),
+        (
+            EncoderDecoderConfig.big(vocab_size=37_000),
+            37_000 * 1024 + 6 * (3 * (4 * 1024**2 + 4 * 1024) + 2 * (2 * 1024 * 4096 + 4096 + 1024) + 5 * 2 * 1024),
+        ),
+    ],
+    ids=lambda value: f"{value:,}" if isinstance(value, int) else "",
+)
+def test_published_sizes_have_their_numbers_of_parameters(config, parameters):
+    model = jax.eval_shape(lambda: Seq2SeqLanguageModel(EncoderDecoder(config, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1)))
+    assert count_parameters(model) == parameters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunks", [(6,), (1, 1, 1, 1, 1, 1), (3, 2, 1)])
+@pytest.mark.parametrize("laid_out", [False, True])
+def test_cached_logits_are_those_of_the_whole_target(kind, chunks, laid_out):
+    model, source, target = build(kind), ids(2, 7), ids(2, 6, seed=1)
+    mask = jnp.asarray([[1] * 7, [0, 0, 1, 1, 1, 1, 0]])
+    expected = model(source, mask, decoder_input_ids=target).logits
+    conditioned = model.condition(source, mask)
+    conditioned = unstack(conditioned) if laid_out else conditioned
+    cache, logits, start = conditioned.init_cache(2, 11), [], 0
+    for size in chunks:
+        output = conditioned(target[:, start : start + size], cache=cache)
+        cache, start = output.cache, start + size
+        logits.append(output.logits)
+    np.testing.assert_allclose(np.concatenate(logits, axis=1), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_in_a_batch_is_the_row_alone_and_padding_changes_nothing(kind):
+    model, sources = build(kind), [ids(1, 7), ids(1, 3, seed=2)]
+    rows = jnp.concatenate([sources[0], jnp.pad(sources[1], ((0, 0), (2, 2)), constant_values=9)])
+    mask = jnp.asarray([[1] * 7, [0, 0, 1, 1, 1, 0, 0]])
+    targets, target_mask = ids(2, 5, seed=3), jnp.asarray([[1] * 5, [0, 0, 1, 1, 1]])
+    output = model(rows, mask, decoder_input_ids=targets, decoder_attention_mask=target_mask).logits
+    first = model(sources[0], decoder_input_ids=targets[:1]).logits[0]
+    second = model(sources[1], decoder_input_ids=targets[1:, 2:]).logits[0]
+    np.testing.assert_allclose(output[0], first, atol=2e-4)
+    np.testing.assert_allclose(output[1, 2:], second, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_beams_look_at_their_source_without_copies_of_it(kind):
+    """Each beam's score is the sum of its tokens' log-probabilities, computed without a cache."""
+    model, source = build(kind), ids(3, 7)
+    found = beam_search(model.condition(source), jnp.zeros((3, 1), jnp.int32), beams=4, max_new_tokens=5,
+                        num_return_sequences=4, length_penalty=0.0)  # fmt: skip
+    for row in range(3):
+        for beam in range(4):
+            tokens = jnp.asarray(found.tokens[row, beam])[None]
+            inputs = jnp.concatenate([jnp.zeros((1, 1), jnp.int32), tokens[:, :-1]], axis=1)
+            logits = model(source[row : row + 1], decoder_input_ids=inputs).logits
+            chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1)
+            np.testing.assert_allclose(found.scores[row, beam], jnp.sum(chosen), atol=1e-3)
+    conditioned = model.condition(source)
+    cache = conditioned.init_cache(12, 6)  # four beams each
+    assert {x.shape[1] for x in jax.tree.leaves(cache.layers[1])} == {3}
+
+
+def test_greedy_writing_ends_by_itself_and_is_the_best_token_each_time():
+    model, source = build(), ids(2, 7)
+    start = jnp.zeros((2, 1), jnp.int32)
+    output = generate(model.condition(source), start, max_new_tokens=6, sampling=Sampling(temperature=0))
+    inputs = start
+    for step in range(6):
+        best = model(source, decoder_input_ids=inputs).logits[:, -1].argmax(-1)
+        np.testing.assert_array_equal(output.tokens[:, step], best)
+        inputs = jnp.concatenate([inputs, best[:, None]], axis=1)
+
+
+def test_a_beam_as_wide_as_all_texts_finds_the_best_of_all():
+    """Three tokens, one of which ends: all texts of up to three tokens, scored without a cache."""
+    model = build(vocab_size=3, init_std=0.5)
+    source, stop = jnp.asarray([[1, 2, 1, 1]]), 0
+
+    def score(text):
+        inputs = jnp.asarray([[2, *text[:-1]]], jnp.int32)
+        logits = jax.nn.log_softmax(model(source, decoder_input_ids=inputs).logits)[0]
+        return float(sum(logits[i, token] for i, token in enumerate(text)))
+
+    ended = [(*first, stop) for n in range(3) for first in np.ndindex(*(2,) * n)]
+    texts = [tuple(int(t) + 1 if i < len(text) - 1 else t for i, t in enumerate(text)) for text in ended]
+    texts += [tuple(int(t) + 1 for t in text) for text in np.ndindex(2, 2, 2)]
+    for penalty in (0.0, 1.0, 2.0, -1.0):
+        best = max(texts, key=lambda text: score(text) / len(text) ** penalty)
+        found = beam_search(
+            model.condition(source), jnp.asarray([[2]]), beams=15, max_new_tokens=3, stop_ids=[stop],
+            length_penalty=penalty, early_stopping="never",
+        )  # fmt: skip
+        assert tuple(found.tokens[0, 0, : found.lengths[0, 0]].tolist()) == best, penalty
+        np.testing.assert_allclose(found.scores[0, 0], score(best) / len(best) ** penalty, atol=1e-4)
+
+
+def test_relative_buckets_are_those_of_the_formula():
+    """Raffel et al. 2020, section 2.1: exact up to a half, then logarithmic up to the largest distance."""
+    for bidirectional, buckets, most in ((True, 32, 128), (False, 32, 128), (True, 8, 12), (False, 6, 20)):
+        bias = RelativePositionBias(
+            2, buckets=buckets, max_distance=most, bidirectional=bidirectional, rngs=nnx.Rngs(0)
+        )
+        count = buckets // 2 if bidirectional else buckets
+        exact = count // 2
+
+        def expected(distance, bidirectional=bidirectional, count=count, exact=exact, most=most):
+            first = count if bidirectional and distance > 0 else 0
+            size = abs(distance) if bidirectional else max(-distance, 0)
+            if size >= exact:
+                size = min(exact + int(np.log(size / exact) / np.log(most / exact) * (count - exact)), count - 1)
+            return first + size
+
+        # Not at the borders themselves, where float32 decides.
+        distances = [d for d in range(-200, 201) if expected(d - 1) == expected(d) == expected(d + 1) or abs(d) < exact]
+        np.testing.assert_array_equal(bias.bucket(jnp.asarray(distances)), [expected(d) for d in distances])
+    assert bias(3, 5, offset=2).shape == (1, 2, 3, 5)
+    np.testing.assert_array_equal(bias(1, 5, offset=2)[0, :, 0], bias(5, 5)[0, :, 2])
+
+
+def test_rms_norm_and_gated_mlp_are_their_formulas():
+    x = jax.random.normal(jax.random.key(0), (2, 3, 8)) * 5 + 2
+    norm = RMSNorm(8, epsilon=1e-3, rngs=nnx.Rngs(0))
+    norm.scale[...] = jnp.arange(8.0)
+    wide = np.asarray(x, np.float64)
+    expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-3) * np.arange(8)
+    np.testing.assert_allclose(norm(x), expected, rtol=1e-5)
+    mlp = MLP(8, 12, activation="silu", gated=True, use_bias=False, rngs=nnx.Rngs(0))
+    up, gate, down = (np.asarray(layer.kernel[...], np.float64) for layer in (mlp.up, mlp.gate, mlp.down))
+    gated = wide @ gate
+    np.testing.assert_allclose(mlp(x), (gated / (1 + np.exp(-gated)) * (wide @ up)) @ down, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(norm_type="batch"), "unknown norm 'batch'"),
+        (dict(max_length=None, positions="learned"), "max_length=None needs positions"),
+        (dict(decoder_depth=0), "decoder_depth=0 must be at least 1"),
+        (dict(heads=5), "dim=32 is not a multiple of heads=5"),
+        (dict(positions="relative", relative_buckets=2), "leave no bucket"),
+    ],
+)
+def test_impossible_configurations_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        build(**changes)
+
+
+def test_too_long_sources_and_targets_are_errors():
+    model = build()
+    with pytest.raises(ValueError, match="input_ids have 25 tokens, but the model has 24 positions"):
+        model(ids(1, 25), decoder_input_ids=ids(1, 2))
+    with pytest.raises(ValueError, match="decoder_input_ids have 30 tokens"):
+        model(ids(1, 5), decoder_input_ids=ids(1, 30))
+    with pytest.raises(ValueError, match="neither start_id nor pad_id"):
+        _ = build(pad_id=None).config.start
