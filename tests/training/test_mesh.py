@@ -29,6 +29,7 @@ from transformers_jax.models import (
 )
 from transformers_jax.nn import Linear, constrain
 from transformers_jax.nn.sharding import BATCH, TENSOR
+from transformers_jax.tasks import LanguageModeling
 from transformers_jax.training.mesh import (
     SHARDING_RULES,
     MeshConfig,
@@ -41,6 +42,7 @@ from transformers_jax.training.mesh import (
 )
 from transformers_jax.training.paths import named_leaves
 from transformers_jax.training.state import TrainState
+from transformers_jax.training.step import make_train_step
 
 LABELS = tuple(map(str, range(1000)))
 
@@ -103,7 +105,7 @@ def test_a_matrix_of_a_model_of_ones_own_that_no_rule_names_is_whole_and_that_is
     mesh = make_mesh(MeshConfig(fsdp=8))
     assert named_leaves(shardings(model, mesh))["mixer.kernel"].spec == PartitionSpec(None, None)
     assert "mixer.kernel: no sharding rule names it" in caplog.text
-    placed = shardings(model, mesh, rules=[(r"mixer\.kernel$", ("fsdp", None)), (r"bias$", ())])
+    placed = shardings(model, mesh, rules=[(r"mixer\.kernel$", ("fsdp", None)), *SHARDING_RULES])
     assert named_leaves(placed)["mixer.kernel"].spec == PartitionSpec("fsdp", None)
     with pytest.raises(ValueError, match=r"the sharding rule 'mixr' matches none of the 2 arrays, such as mixer\.bias"):
         shardings(model, mesh, rules=[("mixr", ("fsdp", None))])
@@ -126,12 +128,25 @@ def test_models_are_built_in_parts_and_a_step_overwrites_the_state_it_is_given()
     assert memory.output_size_in_bytes + memory.temp_size_in_bytes < whole / 2  # of one device
     kernel = state.model.backbone.stack.layers[0].mlp.up.kernel[...]
     assert {shard.data.shape for shard in kernel.addressable_shards} == {(2, 64 // 4, 256 // 2)}
-    before = sum(x.nbytes for x in jax.live_arrays() if not x.is_deleted())
-    step = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), out_shardings=placed, donate_argnums=0)
-    old, state = state, step(state)
-    jax.block_until_ready(state)
-    assert all(x.is_deleted() for x in jax.tree.leaves(old) if isinstance(x, jax.Array) and x.ndim)
-    assert sum(x.nbytes for x in jax.live_arrays() if not x.is_deleted()) <= before
+
+    step = jax.jit(
+        on_mesh(make_train_step(LanguageModeling().loss, optimizer), mesh),
+        out_shardings=(placed, None),
+        donate_argnums=0,
+    )
+    rows = np.random.default_rng(0).integers(0, 64, (8, 12)).astype(np.int32)
+    batch = put_batch({"input_ids": rows, "labels": rows}, batch_sharding(mesh))
+    before = live_bytes()
+    for _ in range(2):
+        old, (state, metrics) = state, step(state, batch)
+        jax.block_until_ready(state)
+        assert all(x.is_deleted() for x in jax.tree.leaves(old))
+    numbers = sum(x.nbytes for x in jax.tree.leaves(metrics))
+    assert live_bytes() <= before + numbers
+
+
+def live_bytes():
+    return sum(x.nbytes for x in jax.live_arrays() if not x.is_deleted())
 
 
 def test_constraints_spread_what_an_axis_divides_and_do_nothing_without_a_mesh():

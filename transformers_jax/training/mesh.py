@@ -86,10 +86,9 @@ def one_device() -> Mesh:
 def shardings(tree: Any, mesh: AnyMesh, *, rules: Sequence[tuple[str, Axes]] = SHARDING_RULES) -> Any:
     """A `NamedSharding` for each array of `tree` (a model, or a whole training state) by `rules`.
 
-    Rules of your own must each match something, and name axes of the mesh: ValueError otherwise.
+    Rules beside `SHARDING_RULES` must each match something, and name axes of the mesh: ValueError otherwise.
     """
-    if rules is not SHARDING_RULES:
-        _check_rules(rules, tree, mesh)
+    _check_rules([rule for rule in rules if rule not in SHARDING_RULES], tree, mesh)
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: sharding_of(parameter_name(path), leaf, mesh, rules=rules), tree
     )
