@@ -16,6 +16,7 @@ from transformers_jax.experiment import Experiment
 from transformers_jax.planning.compiled import MOST_DEVICES, Compiled, compile_step
 from transformers_jax.planning.plan import GB, Plan, abstract_mesh, make_plan, remedies
 from transformers_jax.training.chips import Chip, find_chip
+from transformers_jax.training.logging import format_duration
 
 TIGHT = 0.9
 """Beyond this share of a chip's memory a run may fail: XLA and NCCL keep some for themselves."""
@@ -169,7 +170,7 @@ def _show(
     else:
         row(
             "the run",
-            f"{numbers['days']:,.3g} days",
+            f"{numbers['days']:,.3g} days" if numbers["days"] >= 1 else format_duration(86400 * numbers["days"]),
             f"{plan.steps:,} steps, {plan.items * plan.steps:.3g} {plan.item}",
         )
     console.print(table)

@@ -25,6 +25,7 @@ from transformers_jax.training.mesh import AXES, AnyMesh, MeshConfig, batch_shar
 from transformers_jax.training.state import count_parameters
 
 GB = 1e9
+MOST_DEVICES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ def abstract_mesh(config: MeshConfig, devices: int | None = None) -> AbstractMes
     if min(config.fsdp, config.tensor) < 1 or config.data < -1 or config.data == 0 or (devices or 1) < 1:
         raise ValueError(f"mesh axes must be at least 1 (data may be -1), not {config} of {devices} devices")
     data = max(1, (devices or rest) // rest) if config.data == -1 else config.data
+    if data * rest > MOST_DEVICES:
+        raise ValueError(f"a mesh of {data * rest} devices; plans are for at most {MOST_DEVICES}")
     if devices is not None and data * rest != devices:
         raise ValueError(
             f"a mesh of data={config.data} x fsdp={config.fsdp} x tensor={config.tensor} does not make {devices} "
