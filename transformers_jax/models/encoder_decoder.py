@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from transformers_jax.models.base import TextConfig
+from transformers_jax.models.heads import Head, logits_of
 from transformers_jax.models.output import Cache, ModelOutput, check_capture, check_ids
 from transformers_jax.nn import (
     Causal,
@@ -31,7 +32,6 @@ from transformers_jax.nn import (
 )
 from transformers_jax.nn.dropout import PRNGKey
 from transformers_jax.nn.linear import NORMS, check_norm
-from transformers_jax.nn.sharding import BATCH, TENSOR, constrain
 
 Positions = Literal["sinusoidal", "learned", "relative"]
 
@@ -482,11 +482,11 @@ class Conditioned:
         return backbone.init_cache(backbone.remember(self.encoder_hidden), batch, length)
 
 
-class Seq2SeqLanguageModel(nnx.Module):
+class Seq2SeqLanguageModel(Head):
     """Next-token logits of the target, on top of an encoder-decoder."""
 
     def __init__(self, backbone: EncoderDecoder, *, rngs: nnx.Rngs):
-        self.backbone = backbone
+        super().__init__(backbone)
         config = backbone.config
         vocab_size = config.target_vocab_size or config.check_vocabulary()
         self.head = nnx.data(None)
@@ -496,10 +496,6 @@ class Seq2SeqLanguageModel(nnx.Module):
         self.bias = nnx.data(None)
         if config.logits_bias:
             self.bias = nnx.Param(jnp.zeros(vocab_size, jnp.dtype(config.param_dtype)))
-
-    @property
-    def config(self) -> EncoderDecoderConfig:
-        return self.backbone.config
 
     def __call__(
         self,
@@ -527,11 +523,8 @@ class Seq2SeqLanguageModel(nnx.Module):
         """The logits of the decoder's hidden states, in float32."""
         if self.config.scale_logits:
             hidden = hidden * jnp.asarray(self.config.dim**-0.5, hidden.dtype)
-        if self.head is None:
-            logits = self.backbone.output_embedding.read_out(hidden)
-        else:
-            logits = self.head(constrain(hidden, BATCH)).astype(jnp.float32)
-            logits = constrain(logits, BATCH, *[None] * (logits.ndim - 2), TENSOR)
+        embedding = self.backbone.output_embedding
+        logits = embedding.read_out(hidden) if self.head is None else logits_of(self.head, hidden)
         return logits if self.bias is None else logits + self.bias[...].astype(jnp.float32)
 
     def condition(

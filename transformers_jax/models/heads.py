@@ -68,7 +68,7 @@ class LanguageModel(Head):
         """The logits of hidden states, in float32."""
         if self.head is None:
             return self.backbone.embedding.read_out(hidden)
-        return _logits(self.head, hidden)
+        return logits_of(self.head, hidden)
 
     def init_cache(self, batch: int, length: int) -> Cache:
         """An empty cache with `length` slots a row."""
@@ -125,13 +125,13 @@ class MaskedLanguageModel(Head):
         logits = self.read_out(hidden)
         if self.next_sentence is None:
             return dataclasses.replace(output, logits=logits)
-        next_sentence = _logits(self.next_sentence, output.pooled)
+        next_sentence = logits_of(self.next_sentence, output.pooled)
         return dataclasses.replace(output, logits=logits, next_sentence_logits=next_sentence)
 
     def read_out(self, hidden: Float[Array, "*lead dim"]) -> Float[Array, "*lead vocab"]:
         """The logits of hidden states, in float32."""
         hidden = self.norm(ACTIVATIONS[self.config.activation](self.dense(constrain(hidden, BATCH))))
-        logits = self.backbone.embedding.read_out(hidden) if self.head is None else _logits(self.head, hidden)
+        logits = self.backbone.embedding.read_out(hidden) if self.head is None else logits_of(self.head, hidden)
         return logits + self.bias[...].astype(jnp.float32)
 
 
@@ -169,7 +169,7 @@ class SequenceClassifier(Head):
             pooled = pool(output.hidden, attention_mask, how=self.config.pooling)
         if self.dense is not None:
             pooled = ACTIVATIONS[self.config.classifier_activation](self.dense(constrain(pooled, BATCH)))
-        logits = _logits(self.head, _dropout(self.config, pooled, keys[1]))
+        logits = logits_of(self.head, _dropout(self.config, pooled, keys[1]))
         return dataclasses.replace(output, pooled=pooled, logits=logits)
 
 
@@ -191,7 +191,7 @@ class TokenClassifier(Head):
         """Logits (batch, length, labels) in float32; `inputs` are the backbone's."""
         keys = split_key(key, 2)
         output = self.backbone(input_ids, attention_mask, key=keys[0], **inputs)
-        logits = _logits(self.head, _dropout(self.config, output.hidden, keys[1]))
+        logits = logits_of(self.head, _dropout(self.config, output.hidden, keys[1]))
         return dataclasses.replace(output, logits=logits)
 
 
@@ -213,7 +213,7 @@ class SpanPredictor(Head):
         """Logits (batch, length, 2) in float32: [..., 0] for the start, [..., 1] for the end. Padding and question have
         logits like any token; whoever reads them leaves those out. `inputs` are the backbone's."""
         output = self.backbone(input_ids, attention_mask, key=key, **inputs)
-        return dataclasses.replace(output, logits=_logits(self.head, output.hidden))
+        return dataclasses.replace(output, logits=logits_of(self.head, output.hidden))
 
 
 class ImageClassifier(Head):
@@ -244,10 +244,10 @@ class ImageClassifier(Head):
         keys = split_key(key, 3)
         output = self.backbone(pixels, key=keys[0], capture=capture)
         assert output.pooled is not None  # what a backbone under this head gives
-        logits = _logits(self.head, _dropout(self.config, output.pooled, keys[1]))
+        logits = logits_of(self.head, _dropout(self.config, output.pooled, keys[1]))
         if self.distillation_head is not None:
             distilled = _dropout(self.config, output.hidden[:, 1], keys[2])
-            logits = (logits + _logits(self.distillation_head, distilled)) / 2
+            logits = (logits + logits_of(self.distillation_head, distilled)) / 2
         return dataclasses.replace(output, logits=logits)
 
 
@@ -258,7 +258,7 @@ def _linear(
     return Linear(config.dim, size, use_bias=use_bias, kernel_init=kernel_init, **config.types, rngs=rngs)
 
 
-def _logits(layer: Linear, hidden: Float[Array, "*lead dim"]) -> Float[Array, "*lead out"]:
+def logits_of(layer: Linear, hidden: Float[Array, "*lead dim"]) -> Float[Array, "*lead out"]:
     """The scores of an output layer, in float32."""
     scores = layer(constrain(hidden, BATCH)).astype(jnp.float32)
     return constrain(scores, BATCH, *[None] * (scores.ndim - 2), TENSOR)
