@@ -7,7 +7,7 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
-# Where the machine is busy, eight devices may wait long for one another; by default XLA gives up after 40 s, by abort().
+# On a busy machine eight devices may wait long for one another; by default XLA gives up after 40 s, by abort().
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collective_call_terminate_timeout_seconds=600"
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
