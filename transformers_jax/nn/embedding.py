@@ -52,7 +52,7 @@ class TokenEmbedding(nnx.Module):
         """Scores of every token, `hidden @ embedding.T`, in float32 (Press and Wolf 2017: tied weights)."""
         table, padding = self.embedding[...].astype(hidden.dtype), self._padding()
         if padding:
-            table = jnp.pad(constrain(table, None, TENSOR), ((0, padding), (0, 0)))
+            table = constrain(jnp.pad(constrain(table, None, TENSOR), ((0, padding), (0, 0))), None, TENSOR)
         scores = matmul(hidden, constrain(table, TENSOR).T, preferred_element_type=jnp.float32)
         scores = constrain(scores, BATCH, *[None] * (scores.ndim - 2), TENSOR)
         return scores[..., : len(self.embedding[...])] if padding else scores

@@ -163,7 +163,12 @@ class _Reader:
 
     def _loop(self, equation: Any, arguments: list[Value], trips: int) -> Op:
         params = equation.params
-        first, carried, length = params["num_consts"], params["num_carry"], params["length"]
+        # Told by their shapes: JAX has changed how it writes down which are constants, carries and slices.
+        pairs = zip(equation.invars, params["jaxpr"].jaxpr.invars, strict=True)
+        sliced = sum(outer.aval.shape != inner.aval.shape for outer, inner in pairs)
+        pairs = zip(equation.outvars, params["jaxpr"].jaxpr.outvars, strict=True)
+        carried = sum(outer.aval.shape == inner.aval.shape for outer, inner in pairs)
+        first, length = len(equation.invars) - carried - sliced, params["length"]
         constants, initial = arguments[:first], arguments[first : first + carried]
         whole = arguments[first + carried :]
         spreads = [x.spread for x in initial]
