@@ -4,7 +4,7 @@
 
 DIR holds GPT-2's tokenizer (`vocab.json` and `merges.txt`, or `tokenizer.json`). Hardware: eight GPUs or TPUs with
 40 GB or more. Not run by us yet: nanoGPT reports a validation loss of about 2.85 with this recipe after four days on
-eight A100s. `--training.batch-size`, `--training.accumulation` and `--mesh.data` fit it to other machines.
+eight A100s. `--training.batch-size` and `--training.accumulation` fit it to other machines.
 """
 
 from transformers_jax.data import TextData
@@ -12,7 +12,6 @@ from transformers_jax.experiment import Experiment
 from transformers_jax.models import GPTConfig
 from transformers_jax.tasks import LanguageModeling
 from transformers_jax.training.loop import TrainingConfig
-from transformers_jax.training.mesh import MeshConfig
 from transformers_jax.training.optimizer import OptimizerConfig
 
 
@@ -27,5 +26,4 @@ def experiment() -> Experiment:
         training=TrainingConfig(
             steps=600_000, batch_size=480, accumulation=5, log_every=10, eval_every=1000, checkpoint_every=1000
         ),
-        mesh=MeshConfig(data=8),
     )

@@ -17,6 +17,7 @@ from transformers_jax.tasks import ImageClassification, LanguageModeling, Masked
 from transformers_jax.training.loop import TrainingConfig
 from transformers_jax.training.mesh import MeshConfig, batch_sharding, make_mesh, put_batch
 from transformers_jax.training.optimizer import OptimizerConfig
+from transformers_jax.training.process import compiled_anew
 
 STEPS, BATCH, LENGTH = 20, 32, 16
 SIZES = dict(dim=64, depth=2, heads=8, dropout=0.1, attention_dropout=0.1)
@@ -89,21 +90,13 @@ def on_one_device():
     return losses
 
 
-@pytest.fixture
-def compiled_here():
-    """A program that is read from the cache prints none of the compiler's warnings."""
-    jax.config.update("jax_enable_compilation_cache", False)
-    yield
-    jax.config.update("jax_enable_compilation_cache", True)
-
-
-@pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "shape", [shape if shape == (2, 2, 2) else pytest.param(shape, marks=pytest.mark.mesh) for shape in SHAPES], ids=str
 )
 def test_every_mesh_of_eight_devices_gives_the_losses_of_one(family, shape, on_one_device, capfd):
-    losses = losses_on(make_mesh(MeshConfig(*shape)), family)
+    with compiled_anew():
+        losses = losses_on(make_mesh(MeshConfig(*shape)), family)
     np.testing.assert_allclose(losses, on_one_device(family), rtol=1e-5)
     assert losses[-1] != losses[0]
     assert "rematerialization" not in capfd.readouterr().err

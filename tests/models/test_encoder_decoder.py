@@ -27,6 +27,16 @@ def build(kind="paper", **changes):
     return Seq2SeqLanguageModel(EncoderDecoder(config, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
 
 
+@jax.jit
+def logits_of(model, source, target, mask=None, target_mask=None):
+    return model(source, mask, decoder_input_ids=target, decoder_attention_mask=target_mask).logits
+
+
+@jax.jit
+def decode(conditioned, tokens, cache):
+    return conditioned(tokens, cache=cache)
+
+
 def ids(*shape, seed=0, high=40):
     return jnp.asarray(np.random.default_rng(seed).integers(1, high, shape), jnp.int32)
 
@@ -57,17 +67,16 @@ def test_published_sizes_have_their_numbers_of_parameters(config, parameters):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunks", [(6,), (1, 1, 1, 1, 1, 1), (3, 2, 1)])
-@pytest.mark.parametrize("laid_out", [False, True])
+@pytest.mark.parametrize(("chunks", "laid_out"), [((6,), False), ((1, 1, 1, 1, 1, 1), True), ((3, 2, 1), False)])
 def test_cached_logits_are_those_of_the_whole_target(kind, chunks, laid_out):
     model, source, target = build(kind), ids(2, 7), ids(2, 6, seed=1)
     mask = jnp.asarray([[1] * 7, [0, 0, 1, 1, 1, 1, 0]])
-    expected = model(source, mask, decoder_input_ids=target).logits
+    expected = logits_of(model, source, target, mask)
     conditioned = model.condition(source, mask)
     conditioned = unstack(conditioned) if laid_out else conditioned
     cache, logits, start = conditioned.init_cache(2, 11), [], 0
     for size in chunks:
-        output = conditioned(target[:, start : start + size], cache=cache)
+        output = decode(conditioned, target[:, start : start + size], cache)
         cache, start = output.cache, start + size
         logits.append(output.logits)
     np.testing.assert_allclose(np.concatenate(logits, axis=1), expected, atol=2e-4)
@@ -79,9 +88,9 @@ def test_a_row_in_a_batch_is_the_row_alone_and_padding_changes_nothing(kind):
     rows = jnp.concatenate([sources[0], jnp.pad(sources[1], ((0, 0), (2, 2)), constant_values=9)])
     mask = jnp.asarray([[1] * 7, [0, 0, 1, 1, 1, 0, 0]])
     targets, target_mask = ids(2, 5, seed=3), jnp.asarray([[1] * 5, [0, 0, 1, 1, 1]])
-    output = model(rows, mask, decoder_input_ids=targets, decoder_attention_mask=target_mask).logits
-    first = model(sources[0], decoder_input_ids=targets[:1]).logits[0]
-    second = model(sources[1], decoder_input_ids=targets[1:, 2:]).logits[0]
+    output = logits_of(model, rows, targets, mask, target_mask)
+    first = logits_of(model, sources[0], targets[:1])[0]
+    second = logits_of(model, sources[1], targets[1:, 2:])[0]
     np.testing.assert_allclose(output[0], first, atol=2e-4)
     np.testing.assert_allclose(output[1, 2:], second, atol=2e-4)
 
@@ -96,12 +105,22 @@ def test_beams_look_at_their_source_without_copies_of_it(kind):
         for beam in range(4):
             tokens = jnp.asarray(found.tokens[row, beam])[None]
             inputs = jnp.concatenate([jnp.zeros((1, 1), jnp.int32), tokens[:, :-1]], axis=1)
-            logits = model(source[row : row + 1], decoder_input_ids=inputs).logits
+            logits = logits_of(model, source[row : row + 1], inputs)
             chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1)
             np.testing.assert_allclose(found.scores[row, beam], jnp.sum(chosen), atol=1e-3)
     conditioned = model.condition(source)
     cache = conditioned.init_cache(12, 6)  # four beams each
     assert {x.shape[1] for x in jax.tree.leaves(cache.layers[1])} == {3}
+
+
+def test_beams_see_of_their_source_what_a_row_alone_sees():
+    model, source, targets = build(), ids(2, 7), ids(6, 4, seed=1)
+    backbone, capture = model.backbone, ("cross_attention_weights",)
+    together = backbone.decode(targets, context=backbone.remember(backbone.encode(source).hidden), capture=capture)
+    each = jnp.repeat(source, 3, axis=0)
+    alone = backbone(each, decoder_input_ids=targets, capture=capture)
+    np.testing.assert_allclose(together.hidden, alone.hidden, atol=1e-5)
+    np.testing.assert_allclose(together.cross_attention_weights, alone.cross_attention_weights, atol=1e-5)
 
 
 def test_greedy_writing_ends_by_itself_and_is_the_best_token_each_time():
@@ -110,7 +129,7 @@ def test_greedy_writing_ends_by_itself_and_is_the_best_token_each_time():
     output = generate(model.condition(source), start, max_new_tokens=6, sampling=Sampling(temperature=0))
     inputs = start
     for step in range(6):
-        best = model(source, decoder_input_ids=inputs).logits[:, -1].argmax(-1)
+        best = logits_of(model, source, inputs)[:, -1].argmax(-1)
         np.testing.assert_array_equal(output.tokens[:, step], best)
         inputs = jnp.concatenate([inputs, best[:, None]], axis=1)
 
@@ -122,7 +141,7 @@ def test_a_beam_as_wide_as_all_texts_finds_the_best_of_all():
 
     def score(text):
         inputs = jnp.asarray([[2, *text[:-1]]], jnp.int32)
-        logits = jax.nn.log_softmax(model(source, decoder_input_ids=inputs).logits)[0]
+        logits = jax.nn.log_softmax(logits_of(model, source, inputs))[0]
         return float(sum(logits[i, token] for i, token in enumerate(text)))
 
     ended = [(*first, stop) for n in range(3) for first in np.ndindex(*(2,) * n)]

@@ -295,7 +295,7 @@ class Side(nnx.Module):
             )
             return output.hidden, None if state is None else (output.cache, remembered), kept
 
-        layer_keys = None if keys[1] is None else jax.random.split(keys[1], self.depth)
+        layer_keys = None if keys[1] is None else jax.random.split(keys[1], self.stack.depth)
         relative = self.relative if config.relative_per_layer else None
         state = None if cache is None else cache.layers
         hidden, layers, kept = self.stack(apply, hidden, state, (layer_keys, relative, context))
@@ -304,10 +304,6 @@ class Side(nnx.Module):
         if config.positions == "relative":  # T5 drops what leaves its stacks, too
             hidden = dropout(hidden, config.dropout, keys[2])
         return hidden, layers, kept
-
-    @property
-    def depth(self) -> int:
-        return len(self.stack.layers) if not isinstance(self.stack, Stack) else self.stack.depth
 
 
 class EncoderDecoder(nnx.Module):
@@ -501,22 +497,11 @@ class Seq2SeqLanguageModel(Head):
         self,
         input_ids: Int[Array, "batch source"],
         attention_mask: Int[Array, "batch source"] | None = None,
-        *,
-        decoder_input_ids: Int[Array, "batch length"],
-        decoder_attention_mask: Int[Array, "batch length"] | None = None,
-        key: PRNGKey | None = None,
-        capture: Collection[str] = (),
+        **inputs: Any,
     ) -> ModelOutput:
-        """Logits (batch, length, vocab) in float32 of the token after each of `decoder_input_ids`; the arguments are
-        the backbone's."""
-        output = self.backbone(
-            input_ids,
-            attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            key=key,
-            capture=capture,
-        )
+        """Logits (batch, length, vocab) in float32 of the token after each of `decoder_input_ids`; `inputs` are the
+        backbone's."""
+        output = self.backbone(input_ids, attention_mask, **inputs)
         return dataclasses.replace(output, logits=self.read_out(output.hidden))
 
     def read_out(self, hidden: Float[Array, "*lead dim"]) -> Float[Array, "*lead vocab"]:

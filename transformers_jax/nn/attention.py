@@ -340,6 +340,9 @@ class MultiHeadAttention(nnx.Module):
             **arguments,
         )
         weights = attention_weights(query, keys, **arguments) if capture_weights else None
+        if weights is not None and len(weights) != len(hidden):  # of rows that share a context
+            parts = weights.reshape(*weights.shape[:2], -1, hidden.shape[1], weights.shape[-1])
+            weights = jnp.swapaxes(parts, 1, 2).reshape(len(hidden), -1, *parts.shape[3:])
         hidden = constrain(self.output(mixed.reshape(*hidden.shape[:2], -1)), BATCH)
         return AttentionOutput(hidden, cache, weights)
 

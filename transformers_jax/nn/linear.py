@@ -91,17 +91,6 @@ class LayerNorm(nnx.LayerNorm):
 class RMSNorm(nnx.RMSNorm):
     """`scale * x / sqrt(mean(x^2) + epsilon)` over the last axis (Zhang and Sennrich 2019), computed in float32."""
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        epsilon: float = 1e-6,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        super().__init__(dim, epsilon=epsilon, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
-
     def __call__(self, x: Float[Array, "*lead dim"]) -> Float[Array, "*lead dim"]:
         scale = self.scale[...]  # pyright: ignore[reportOptionalSubscript]
         dtype = jnp.result_type(x, scale) if self.dtype is None else self.dtype

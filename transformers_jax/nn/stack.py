@@ -110,7 +110,7 @@ class Unstacked(nnx.Module):
     of the stack for each token. `state` is a tuple with one entry a layer, so that it is updated in place."""
 
     def __init__(self, layers: Sequence[nnx.Module]):
-        self.layers = nnx.List(layers)
+        self.layers, self.depth = nnx.List(layers), len(layers)
 
     def __call__(self, apply: Apply, hidden: Array, state: Any = None, given: Any = None) -> tuple[Array, Any, Any]:
         states, captured = [], []

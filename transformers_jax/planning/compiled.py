@@ -18,6 +18,7 @@ from jax.sharding import AxisType, Mesh
 from transformers_jax.experiment import Experiment, make_program
 from transformers_jax.planning.plan import configured, gathered_warnings
 from transformers_jax.training.mesh import AXES, AnyMesh, batch_sharding
+from transformers_jax.training.process import compiled_anew
 
 MOST_DEVICES = 256
 _COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
@@ -61,7 +62,7 @@ def compile_step(experiment: Experiment, mesh: AnyMesh, *, labels: int | None = 
         experiment, training=dataclasses.replace(experiment.training, batch_size=batch_size)
     )
     begin = time.perf_counter()
-    with gathered_warnings() as notes, _without_cache(), _stderr() as printed:
+    with gathered_warnings() as notes, compiled_anew(), _stderr() as printed:
         program = make_program(experiment, used)
         rows = batch_sharding(used)
         batch = experiment.task.abstract_batch(experiment.model, batch_size)
@@ -90,17 +91,6 @@ def compile_step(experiment: Experiment, mesh: AnyMesh, *, labels: int | None = 
 
 def _placed(state: Any, placed: Any) -> Any:
     return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, placed)
-
-
-@contextlib.contextmanager
-def _without_cache() -> Iterator[None]:
-    """A program that comes from the disk prints no warnings."""
-    before = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
-    jax.config.update("jax_enable_compilation_cache", False)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,15 @@
 """What a process should set before JAX computes its first number: the commands do, programs of your own may."""
 
+import contextlib
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 
 def prepare_process() -> None:
@@ -20,6 +23,22 @@ def prepare_process() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     if sys.platform == "linux" and not entry_points(group="jax_plugins"):
         _keep_freed_memory()
+
+
+@contextlib.contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Programs are compiled, and not read from the disk: one that is read prints none of the compiler's warnings."""
+    before = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+
+    def use_cache(wanted: bool) -> None:
+        jax.config.update("jax_enable_compilation_cache", wanted)
+        compilation_cache.reset_cache()  # JAX looks at the setting once only
+
+    use_cache(False)
+    try:
+        yield
+    finally:
+        use_cache(before)
 
 
 def _keep_freed_memory() -> None:
