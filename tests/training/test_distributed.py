@@ -19,6 +19,7 @@ import pytest
 from jax.sharding import Mesh
 
 from transformers_jax.cli import main
+from transformers_jax.training import distributed
 from transformers_jax.training.distributed import (
     DistributedConfig,
     LostProcessError,
@@ -27,7 +28,7 @@ from transformers_jax.training.distributed import (
     launched,
     share_of_batch,
 )
-from transformers_jax.training.peers import meet
+from transformers_jax.training.peers import Peers, meet
 
 REPOSITORY = Path(__file__).parents[2]
 NOTICED_IN = 60.0  # seconds, of which the network needs less than one
@@ -275,6 +276,43 @@ def test_a_process_that_ends_before_all_have_met_is_missed_at_once():
         knock(address, json.dumps(greeting).encode() + b"\n").close()
         with pytest.raises(LostProcessError, match="process 1 of 3 ended while the others were starting"):
             meeting.result(10)
+
+
+class RecordedPeers(Peers):
+    def __init__(self):
+        self.told = []
+
+    def wait_for_the_cause(self):
+        self.told.append("waited")
+
+    def fail(self, message, code):
+        self.told.append((message, code))
+
+
+def wrapped(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (jax.errors.JaxRuntimeError("INTERNAL: connection closed by peer"), True),
+        (ValueError("UNKNOWN: Gloo AllGather failed: Connection reset by peer"), True),  # while an array is saved
+        (wrapped(RuntimeError("not saved"), ValueError("UNAVAILABLE: Socket closed")), True),
+        (ValueError("training.steps=0 must be at least 1"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_a_collective_that_failed_has_its_cause_elsewhere(monkeypatch, error, waits):
+    peers = RecordedPeers()
+    monkeypatch.setattr(distributed, "initialize", lambda config: None)
+    monkeypatch.setattr(distributed, "_peers", peers)
+    monkeypatch.setattr("atexit.register", lambda *arguments: None)
+    with pytest.raises(type(error)), distributed.together(exit_code=lambda error: 2):
+        raise error
+    message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+    assert peers.told == ["waited"] * waits + [(message, 2)]
 
 
 # --- who reads what

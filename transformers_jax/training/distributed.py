@@ -349,12 +349,22 @@ def _check_place(process: int, processes: int | None) -> None:
 
 
 def _fail(others: Peers, error: BaseException, code: int) -> None:
-    if isinstance(error, jax.errors.JaxRuntimeError):
+    if _of_the_runtime(error):
         others.wait_for_the_cause()
     message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
     others.fail(message, code)
     # JAX would wait at the end for those that are gone.
     atexit.register(_exit_at_once, code)
+
+
+def _of_the_runtime(error: BaseException | None) -> bool:
+    """Whether it may come from a collective that failed. XLA's status is a JaxRuntimeError in most places, and a
+    ValueError where the value of an array is read: its message begins with the code."""
+    while error is not None:
+        if isinstance(error, jax.errors.JaxRuntimeError) or re.match(r"[A-Z_]+: ", str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _exit_at_once(code: int) -> None:
