@@ -1,8 +1,9 @@
-"""The command `transformers-jax`: train, evaluate, predict, generate, plan, convert."""
+"""The command `transformers-jax`: train, evaluate, predict, generate, translate, plan, convert."""
 
 import ast
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import math
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, TextColumn, TimeElapsedColumn, track
 
 from transformers_jax.arguments import experiment_named, parse, wants_help
 from transformers_jax.experiment import (
@@ -27,9 +28,10 @@ from transformers_jax.experiment import (
     run,
     run_seeds,
 )
-from transformers_jax.inputs import read_inputs
+from transformers_jax.inputs import read_inputs, read_text_lines
 from transformers_jax.models import LanguageModel
 from transformers_jax.planning.command import plan_command
+from transformers_jax.tasks import Translation
 from transformers_jax.training.distributed import DistributedConfig, LostProcessError, launched, together
 from transformers_jax.training.loop import TrainingDivergedError
 from transformers_jax.training.process import prepare_process
@@ -66,9 +68,11 @@ class Evaluate:
     data: str | None = None
     """What to score, all of it: a file, a glob, tfds:NAME ... in a form that the checkpoint's task reads. Unset: what
     the run held out."""
+    target: str | None = None
+    """The file of translations whose lines belong to those of --data."""
     columns: tuple[str, ...] = ()
     """Which columns of it to read, if not those of the run: text=sentence label=stars, or numbers, text=0 label=1, for
-    a table without header. There are text, pair, label, word, tag."""
+    a table without header. There are text, pair, label, word, tag, source, target."""
     skip_bad: bool = False
     """Leave out examples that are broken, and say how many."""
     settings: tuple[str, ...] = ()
@@ -151,6 +155,37 @@ class Generate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Translate:
+    """Translate text, line by line: each line of the input gives one of the output, an empty one an empty one."""
+
+    checkpoint: str
+    """A run's working directory, or a Hugging Face checkpoint (Marian, T5)."""
+    input: str = "-"
+    """The file to translate, one sentence a line; - is standard input."""
+    output: str = "-"
+    """The file to write; - is standard output."""
+    beams: int = 4
+    """Beams of the search; 1 takes the likeliest token at each step."""
+    n_best: int | None = None
+    """Write so many translations of each line, best first, as 'NUMBER ||| TRANSLATION ||| SCORE', the first line being
+    0. Unset: the best alone, without more."""
+    length_penalty: float | None = None
+    """A translation's score is its log-probability divided by its length to this power. Unset: the checkpoint's."""
+    prefix: str | None = None
+    """What every source begins with: 'translate English to German: ' for T5, '>>fra<< ' for a Marian of several
+    languages. Unset: what the model was trained with."""
+    batch_size: int = 32
+    """Sentences at a time; of 16 times as many those of like length go together. From a terminal, each line is
+    translated at once."""
+    which: Which = "best"
+    """Which checkpoint of a run: the one with the best evaluation, or the latest."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Type to compute in. Unset: the checkpoint's."""
+    debug: bool = False
+    """Show the whole traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Convert:
     """Write a run's model and tokenizer in the Hugging Face layout, which transformers reads."""
 
@@ -200,11 +235,15 @@ def evaluate_command(arguments: list[str]) -> int:
                 known = ", ".join(field.removesuffix("_column") for field in fields if field.endswith("_column"))
                 raise ValueError(f"--columns {setting} is not NAME=COLUMN; this task reads {known or 'none'}")
             changes[f"{name}_column"] = column
+        if {"target", "validation_target"} <= fields:
+            changes |= {"target": command.target, "validation_target": command.target}
+        elif command.target is not None:
+            raise ValueError(f"--target {command.target} is for translation; {command.checkpoint} does something else")
         if command.skip_bad:
             changes["skip_bad"] = True
         data = loaded.task.data(**changes) if isinstance(kind, type) else dataclasses.replace(kind, **changes)
-    elif command.columns or command.skip_bad:
-        raise ValueError("--columns and --skip-bad describe --data, which is not given")
+    elif command.columns or command.skip_bad or command.target is not None:
+        raise ValueError("--target, --columns and --skip-bad describe --data, which is not given")
     metrics = evaluate(loaded, data, batch_size=command.batch_size, report=command.report)
     rule = loaded.task.scoring_rule()
     about = {"checkpoint": command.checkpoint, "step": loaded.step} | ({} if rule is None else {"scoring": rule})
@@ -235,6 +274,64 @@ def predict_command(arguments: list[str]) -> int:
                 print(json.dumps(prediction, ensure_ascii=False), file=output)
             output.flush()
     return 0
+
+
+def translate_command(arguments: list[str]) -> int:
+    command = parse(Translate, arguments, "translate")
+    if command.batch_size < 1:
+        raise ValueError(f"--batch-size {command.batch_size} must be at least 1")
+    if command.beams < 1 or not 1 <= (command.n_best or 1) <= command.beams:
+        raise ValueError(f"--n-best {command.n_best or 1} must be between 1 and --beams {command.beams}")
+    settings = {"beams": command.beams, "n_best": command.n_best or 1}
+    settings |= {
+        name: getattr(command, name) for name in ("length_penalty", "prefix") if getattr(command, name) is not None
+    }
+    loaded = load(command.checkpoint, which=command.which, dtype=command.dtype)
+    if not isinstance(loaded.task, Translation):
+        raise ValueError(
+            f"{command.checkpoint} holds a {type(loaded.model).__name__}, which does not translate; "
+            "`predict` shows what it does"
+        )
+    loaded = dataclasses.replace(loaded, task=dataclasses.replace(loaded.task, **settings))
+    interactive = command.input == "-" and sys.stdin.isatty()
+    part = 1 if interactive else 16 * command.batch_size
+    console, number, cut = Console(stderr=True), 0, 0
+    with contextlib.ExitStack() as stack:
+        lines, output = iter(read_text_lines(command.input)), None
+        show = console.is_terminal and not interactive and command.output != "-"
+        with Progress(
+            TextColumn("translating"),
+            TextColumn("{task.completed:,.0f} sentences"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not show,
+        ) as progress:
+            bar = progress.add_task("", total=None)
+            while texts := list(itertools.islice(lines, part)):
+                full = [text for text in texts if text.strip()]
+                found = iter(loaded.predict(full, batch_size=min(command.batch_size, part)))
+                if output is None:  # not before there is something to write: a file that was there is lost
+                    output = sys.stdout
+                    if command.output != "-":
+                        output = stack.enter_context(Path(command.output).open("w", encoding="utf-8"))
+                for text in texts:
+                    prediction = next(found) if text.strip() else {"translation": "", "score": 0.0}
+                    cut += "cut" in prediction
+                    if command.n_best is None:
+                        print(_one_line(prediction["translation"]), file=output)
+                    else:
+                        for one in prediction.get("translations", [prediction]):
+                            print(f"{number} ||| {_one_line(one['translation'])} ||| {one['score']:.4f}", file=output)
+                    number += 1
+                output.flush()
+                progress.update(bar, advance=len(texts))
+    if cut:
+        print(f"{cut:,} of {number:,} lines are longer than the model reads and were cut", file=sys.stderr)
+    return 0
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())
 
 
 def generate_command(arguments: list[str]) -> int:
@@ -314,6 +411,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "evaluate": (evaluate_command, "score a checkpoint on held-out data"),
     "predict": (predict_command, "say what a model makes of new inputs"),
     "generate": (generate_command, "write text that continues a prompt"),
+    "translate": (translate_command, "translate text, line by line"),
     "plan": (plan_command, "say what a training needs: memory, FLOPs, communication, time"),
     "convert": (convert_command, "write a checkpoint in the Hugging Face layout"),
 }
@@ -327,7 +425,7 @@ FAILURES = (TrainingDivergedError, ChildProcessError, LostProcessError)
 INTERRUPTED = 75
 """The exit code (EX_TEMPFAIL) of many processes that a signal to one of them stopped."""
 
-IN_ONE_PROCESS = ("evaluate", "predict", "generate", "convert")
+IN_ONE_PROCESS = ("evaluate", "predict", "generate", "translate", "convert")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

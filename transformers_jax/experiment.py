@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transformers_jax.data import Data, ImageProcessor, Tokenizer, evaluation_batches, training_batches
+from transformers_jax.data import Data, ImageProcessor, Tokenizer, evaluation_batches, token_budget, training_batches
 from transformers_jax.models import ModelConfig
 from transformers_jax.nn import stacked_mask
 from transformers_jax.pretrained import find_directory, from_pretrained, load_image_processor, save_pretrained
@@ -172,6 +172,8 @@ def run(experiment: Experiment, workdir: str | Path) -> RunResult:
 def _run(experiment: Experiment, workdir: Path) -> RunResult:
     task, mesh = experiment.task, make_mesh(experiment.mesh)
     check_batch(experiment.training.batch_size, experiment.training.accumulation, mesh)
+    if experiment.training.eval_batch_size is not None:
+        check_batch(experiment.training.eval_batch_size, 1, mesh, name="eval_batch_size")
 
     metric, checkpointer = _checkpoints(experiment, workdir)
     begun = description_of_run(checkpointer)
@@ -192,7 +194,8 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     assert examples.train is not None  # it was asked for
     check_same_examples(examples)
     config = task.configure(config, examples)
-    training = experiment.training.resolved(len(examples.train))
+    training = experiment.training
+    training = training.resolved(len(examples.train), batches=_batches_of_an_epoch(training, examples.train))
     experiment = dataclasses.replace(experiment, model=config, training=training)
     program = make_program(experiment, mesh)
     model, placed = program.model, program.placed
@@ -235,6 +238,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
         prefetch=training.prefetch,
         processes=training.data_processes,
         group_by_length=training.group_by_length,
+        batch_tokens=training.batch_tokens,
     )
     rows = batch_sharding(mesh)
     result = train(
@@ -248,7 +252,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
             task,
             examples,
             mesh,
-            training.batch_size,
+            training.eval_batch_size or training.batch_size,
             config=config,
             num_threads=training.data_workers,
             processes=training.data_processes,
@@ -615,15 +619,28 @@ def _config_folders() -> list[Path]:
     return [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
 
 
+def _batches_of_an_epoch(training: TrainingConfig, dataset: Any) -> int | None:
+    """Of batches that hold so many tokens; None where they have so many examples."""
+    if training.batch_tokens is None:
+        return None
+    return token_budget(dataset, batch_size=training.batch_size, batch_tokens=training.batch_tokens).batches
+
+
+def _examples_of_a_step(training: TrainingConfig, dataset: Any) -> float:
+    batches = _batches_of_an_epoch(training, dataset)
+    return training.batch_size if batches is None else len(dataset) / batches
+
+
 def _work(experiment: Experiment, examples: Examples, mesh: Mesh) -> StepWork:
     training, config = experiment.training, experiment.model
     chip, peak_flops = chip_of(mesh.devices.flat[0]), training.peak_flops
     if peak_flops is None and chip is not None and config.dtype in (*chip.flops, "float32"):
         peak_flops = chip.peak(config.dtype)
+    each = _examples_of_a_step(training, examples.train)
     return StepWork(
-        items=training.batch_size * examples.items_per_example,
+        items=round(each * examples.items_per_example),
         item=examples.item,
-        flops=config.flops_per_example(examples.items_per_example) * training.batch_size,
+        flops=config.flops_per_example(examples.items_per_example) * each,
         devices=mesh.size,
         peak_flops=peak_flops,
     )
@@ -638,7 +655,7 @@ def _summary(
         "run": f"{workdir}, " + (f"continues from step {start}" if start else "from the beginning"),
         "model": f"{type(config).__name__}, {count_parameters(model):,} parameters",
         **examples.facts,
-        "steps": f"{training.steps:,} of {training.batch_size} examples"
+        "steps": f"{training.steps:,} of {_examples_of_a_step(training, examples.train):.0f} examples"
         + (f", {work.items:,} {work.item}" if examples.items_per_example > 1 else ""),
         "devices": f"{mesh.size} x {mesh.devices.flat[0].device_kind}" + (f" ({axes})" if axes else ""),
         "precision": f"computes in {config.dtype}, keeps parameters in {config.param_dtype}",

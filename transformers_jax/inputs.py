@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers_jax.data.files import decode_lines, kind_of, read_lines
-from transformers_jax.data.tables import read_rows
+from transformers_jax.data.tables import raise_bad, read_rows
 from transformers_jax.experiment import Loaded, check_unicode
 from transformers_jax.tasks import Task
 
@@ -41,6 +41,16 @@ def read_inputs(loaded: Loaded, name: str, *, skip_bad: bool) -> list[Any]:
     if not inputs:
         raise ValueError(f"{'standard input' if name == '-' else name} holds no input")
     return inputs
+
+
+def read_text_lines(name: str) -> Iterator[str]:
+    """The lines of a file, or of standard input for "-", as they come. ValueError for one that is not UTF-8."""
+    path = Path("standard input" if name == "-" else name)
+    if name != "-" and not path.is_file():
+        raise FileNotFoundError(f"{name} is a directory; name a file" if path.is_dir() else f"no such file: {name}")
+    lines = decode_lines(path, sys.stdin.buffer, raise_bad) if name == "-" else read_lines(path, raise_bad)
+    for _, line in lines:
+        yield line.rstrip("\r\n")
 
 
 def _find_inputs(name: str, task: Task, bad: Callable[[str], None]) -> Iterator[tuple[str, Any]]:

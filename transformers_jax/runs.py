@@ -36,7 +36,7 @@ CHANGEABLE = (
     *(
         f"training.{field.name}"
         for field in dataclasses.fields(TrainingConfig)
-        if field.name not in ("batch_size", "ema", "group_by_length")
+        if field.name not in ("batch_size", "batch_tokens", "ema", "group_by_length")
     ),
 )
 

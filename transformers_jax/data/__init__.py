@@ -21,12 +21,14 @@ from transformers_jax.data.image_processor import ImageProcessor
 from transformers_jax.data.images import ImageData, ImageSet, read_images
 from transformers_jax.data.labelled import LabelledData, LabelledTextData
 from transformers_jax.data.masking import Masking, SentencePairs, masked_tokens, text_blocks
+from transformers_jax.data.parallel import SentencePair, TranslationData, read_pairs
 from transformers_jax.data.pipeline import (
     IGNORED_LABEL,
     Ragged,
     evaluation_batches,
     evaluation_blocks,
     token_blocks,
+    token_budget,
     training_batches,
 )
 from transformers_jax.data.squad import Question, SpanData, read_questions
@@ -53,6 +55,7 @@ __all__ = [
     "Question",
     "Ragged",
     "Row",
+    "SentencePair",
     "SentencePairs",
     "SpanData",
     "TaggedSentence",
@@ -61,6 +64,7 @@ __all__ = [
     "TextSource",
     "TextStream",
     "Tokenizer",
+    "TranslationData",
     "Window",
     "char_span",
     "check_image",
@@ -76,12 +80,14 @@ __all__ = [
     "read_classification",
     "read_entities",
     "read_images",
+    "read_pairs",
     "read_questions",
     "read_rows",
     "separator_id",
     "split_words",
     "text_blocks",
     "token_blocks",
+    "token_budget",
     "token_span",
     "training_batches",
 ]

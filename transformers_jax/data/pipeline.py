@@ -12,6 +12,7 @@ from typing import Any, Literal, SupportsIndex
 import grain
 import numpy as np
 
+from transformers_jax.data.token_budget import NOBODY, TokenBudget
 from transformers_jax.data.workers import WorkerProcesses
 
 IGNORED_LABEL = -100
@@ -125,6 +126,7 @@ def training_batches(
     prefetch: int = 8,
     processes: int = 0,
     group_by_length: int = 16,
+    batch_tokens: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Batches without end, from step `start_step` on: this process's rows of each.
 
@@ -135,6 +137,7 @@ def training_batches(
 
     Of a `Ragged` dataset, the rows of every `group_by_length` batches are sorted by length, cut into batches anew, and
     these shuffled: rows of similar length meet, and little is filled up. 1 leaves the batches as they were drawn.
+    With `batch_tokens`, its batches have as many rows as that many tokens hold instead, as `TokenBudget` describes.
 
     `num_threads` threads prepare up to `prefetch` batches ahead; 0 threads prepare each when it is asked for. With
     `processes`, that many worker processes prepare them instead, which pays where Python is the bottleneck, as in
@@ -146,13 +149,27 @@ def training_batches(
         raise ValueError(f"group_by_length={group_by_length} must be at least 1")
     if seed < 0 or start_step < 0:
         raise ValueError(f"seed {seed} and start_step {start_step} must not be negative")
-    if isinstance(dataset, Ragged):
+    if batch_tokens is not None:
+        budget = token_budget(dataset, batch_size=batch_size, batch_tokens=batch_tokens, seed=seed)
+        share = process_index, process_count
+        batches = grain.MapDataset.source(_Budgeted(dataset, budget, share))[start_step:]  # pyright: ignore
+    elif isinstance(dataset, Ragged):
         mine = slice(process_index * local, (process_index + 1) * local)
         batches = grain.MapDataset.source(_Grouped(dataset, seed, batch_size, mine, group_by_length))[start_step:]
     else:
         rows = grain.MapDataset.source(_Shuffled(dataset, seed))
         batches = rows.batch(local)[start_step * process_count + process_index :: process_count]
     return _ahead(batches, num_threads, prefetch, processes)
+
+
+def token_budget(
+    dataset: grain.MapDataset | Ragged, *, batch_size: int, batch_tokens: int, seed: int = 0
+) -> TokenBudget:
+    """How a `Ragged` dataset is cut into batches of so many tokens; ValueError for any other."""
+    if not isinstance(dataset, Ragged):
+        raise ValueError("batch_tokens cuts examples of unlike length into batches; all of these have the same length")
+    buckets = length_buckets(dataset.max_length)
+    return TokenBudget(dataset.lengths, buckets, batch_size=batch_size, batch_tokens=batch_tokens, seed=seed)
 
 
 def evaluation_batches(
@@ -324,6 +341,28 @@ class _Grouped:
         by_length = indices[np.argsort(self.ragged.lengths[indices % len(self.ragged)], kind="stable")]
         order = np.random.default_rng([self.seed, group]).permutation(self.batches)
         return by_length.reshape(self.batches, self.batch_size)[order]
+
+
+class _Budgeted:
+    """The batches of a `Ragged` dataset that hold about equally many tokens: this process's rows of each."""
+
+    def __init__(self, ragged: Ragged, budget: TokenBudget, share: tuple[int, int]):
+        self.ragged, self.budget, self.share = ragged, budget, share
+
+    def __len__(self) -> int:
+        return self.budget.batches * EPOCHS
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        epoch, length, examples = self.budget[int(index)]
+        part, parts = self.share
+        local = len(examples) // parts
+        mine = examples[part * local : (part + 1) * local]
+        # The epoch stays in the index, since grain keys random transformations by it.
+        first = epoch * len(self.ragged)
+        rows = [_row(self.ragged, first + example) for example in mine if example != NOBODY]
+        if missing := len(mine) - len(rows):
+            rows += [_uncounted(_row(self.ragged, first + examples[0]))] * missing
+        return self.ragged.collate(rows, length)
 
 
 @functools.lru_cache(maxsize=64)

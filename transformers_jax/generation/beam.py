@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from transformers_jax.generation.decode import Decoder, check_prompt, lay_out, round_up
+from transformers_jax.generation.decode import Decoder, check_prompt, lay_out, round_up, to_host
 from transformers_jax.generation.sampling import History, Knobs, Sampling, control
 from transformers_jax.nn.pytree import pytree_dataclass
 
@@ -20,16 +20,16 @@ IMPOSSIBLE = -1e9  # a score below every real one, that can still be added to wi
 
 @pytree_dataclass
 class BeamOutput:
-    """What `beam_search` gives back, as numpy arrays, the best text first.
+    """What `beam_search` gives back, as numpy arrays (traced ones inside `jax.jit`), the best text first.
 
     `tokens` (batch, returned, max_new_tokens) int32: the new tokens, `pad_id` after a stop id. `lengths`
     (batch, returned) int32: how many of them count, the stop id included. `scores` (batch, returned) float32: the sum
     of the tokens' log-probabilities divided by `lengths ** length_penalty`.
     """
 
-    tokens: np.ndarray
-    lengths: np.ndarray
-    scores: np.ndarray
+    tokens: Any
+    lengths: Any
+    scores: Any
 
 
 def beam_search(
@@ -45,6 +45,7 @@ def beam_search(
     repetition_penalty: float = 1.0,
     no_repeat_ngram_size: int | None = None,
     min_new_tokens: int = 0,
+    suppress_ids: Sequence[int] = (),
     stop_ids: Sequence[int] = (),
     pad_id: int = 0,
 ) -> BeamOutput:
@@ -74,6 +75,7 @@ def beam_search(
         repetition_penalty=repetition_penalty,
         no_repeat_ngram_size=no_repeat_ngram_size,
         min_new_tokens=min_new_tokens,
+        suppress_ids=tuple(suppress_ids),
     )
     prompt = check_prompt(model, input_ids, attention_mask, max_new_tokens, stop_ids)
     rules = Rules(
@@ -87,10 +89,12 @@ def beam_search(
     static = dict(new_slots=round_up(max_new_tokens), early_stopping=early_stopping)
     search = _start(model, prompt.ids, prompt.mask, rules, beams=beams, **static)
     ended = _search(model, search, rules, **static).ended
-    lengths = np.asarray(ended.lengths)[:, :num_return_sequences]
-    tokens = np.asarray(ended.tokens)[:, :num_return_sequences, :max_new_tokens]
-    tokens = np.where(np.arange(max_new_tokens) < lengths[..., None], tokens, np.int32(pad_id))
-    return BeamOutput(tokens, lengths, np.asarray(ended.scores)[:, :num_return_sequences])
+    ended = to_host(ended)
+    lengths = ended.lengths[:, :num_return_sequences]
+    real = np.arange(max_new_tokens) < lengths[..., None]
+    tokens = ended.tokens[:, :num_return_sequences, :max_new_tokens]
+    tokens = (tokens - np.int32(pad_id)) * real + np.int32(pad_id)
+    return BeamOutput(tokens, lengths, ended.scores[:, :num_return_sequences])
 
 
 @pytree_dataclass

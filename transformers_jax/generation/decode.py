@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from transformers_jax.generation.sampling import History, Knobs, Sampling, choose, control
@@ -40,16 +41,16 @@ DEFAULT = Sampling()
 
 @pytree_dataclass
 class GenerateOutput:
-    """What `generate` gives back, as numpy arrays.
+    """What `generate` gives back, as numpy arrays (traced ones inside `jax.jit`).
 
     `tokens` (batch, max_new_tokens) int32: the new tokens, `pad_id` after a stop id. `lengths` (batch,) int32: how many
     of them count, the stop id included. `log_probs` (batch, max_new_tokens) float32: the log-probability of each token
     under the model, before temperature and other controls; 0 after the end.
     """
 
-    tokens: np.ndarray
-    lengths: np.ndarray
-    log_probs: np.ndarray
+    tokens: Any
+    lengths: Any
+    log_probs: Any
 
 
 def generate(
@@ -81,11 +82,9 @@ def generate(
     model = lay_out(model)
     state = _start(model, prompt.ids, prompt.mask, request, new_slots=round_up(max_new_tokens))
     state = _advance(model, state, request, np.int32(max_new_tokens))
-    tokens, log_probs = np.asarray(state.tokens), np.asarray(state.log_probs)
+    tokens, lengths, log_probs = to_host((state.tokens, state.lengths, state.log_probs))
     first = prompt.ids.shape[1]
-    return GenerateOutput(
-        tokens[:, first : first + max_new_tokens], np.asarray(state.lengths), log_probs[:, :max_new_tokens]
-    )
+    return GenerateOutput(tokens[:, first : first + max_new_tokens], lengths, log_probs[:, :max_new_tokens])
 
 
 def stream(
@@ -165,6 +164,11 @@ def check_prompt(
     left = np.zeros(real.shape, np.int32)
     left[real] = ids[mask]
     return Prompt(left, real.astype(np.int32))
+
+
+def to_host(tree: Any) -> Any:
+    """Arrays as numpy arrays; those that are traced stay."""
+    return jax.tree.map(lambda x: x if isinstance(x, Tracer) else np.asarray(x), tree)
 
 
 def round_up(length: int) -> int:

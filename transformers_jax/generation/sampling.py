@@ -15,7 +15,7 @@ from transformers_jax.nn.pytree import pytree_dataclass
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen. The controls act in the order of the fields from `repetition_penalty` to
-    `min_new_tokens`, then temperature, top-k and top-p, as in Hugging Face's `generate`.
+    `suppress_ids`, then temperature, top-k and top-p, as in Hugging Face's `generate`.
 
     Changing a number compiles nothing; turning a control on or off does, once. Nonsense is a ValueError when built.
     """
@@ -33,6 +33,8 @@ class Sampling:
     """No run of so many tokens occurs twice, prompt included."""
     min_new_tokens: int = 0
     """Stop ids cannot be chosen before this many new tokens."""
+    suppress_ids: tuple[int, ...] = ()
+    """Tokens that are never chosen."""
 
     def __post_init__(self):
         if not (0 <= self.temperature < math.inf):
@@ -70,6 +72,7 @@ class Sampling:
             repetition_penalty=number(self.repetition_penalty, np.float32, self.repetition_penalty != 1),
             no_repeat_ngram_size=number(self.no_repeat_ngram_size, np.int32),
             min_new_tokens=number(self.min_new_tokens, np.int32, self.min_new_tokens > 0),
+            suppress_ids=np.asarray(self.suppress_ids, np.int32) if self.suppress_ids else None,
         )
 
 
@@ -83,6 +86,7 @@ class Knobs:
     repetition_penalty: Any
     no_repeat_ngram_size: Any
     min_new_tokens: Any
+    suppress_ids: Any
 
 
 @pytree_dataclass
@@ -104,7 +108,8 @@ class History:
 def control(
     scores: Float[Array, "rows vocab"], history: History, stop_ids: Int[Array, "stops"], knobs: Knobs
 ) -> Float[Array, "rows vocab"]:
-    """Scores (logits or log-probabilities) after repetition penalty, n-gram ban and minimum length; -inf is banned."""
+    """Scores (logits or log-probabilities) after the controls from repetition penalty to suppressed tokens; -inf is
+    banned."""
     if knobs.repetition_penalty is not None:
         seen = _mark(history.tokens, history.real(), scores.shape[1])
         penalised = jnp.where(scores > 0, scores / knobs.repetition_penalty, scores * knobs.repetition_penalty)
@@ -114,6 +119,8 @@ def control(
     if knobs.min_new_tokens is not None:
         stopped = scores.at[:, stop_ids].set(-jnp.inf)
         scores = jnp.where(history.new < knobs.min_new_tokens, stopped, scores)
+    if knobs.suppress_ids is not None:
+        scores = scores.at[:, knobs.suppress_ids].set(-jnp.inf)
     return scores
 
 

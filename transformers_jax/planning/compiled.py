@@ -47,7 +47,7 @@ def compile_step(experiment: Experiment, mesh: AnyMesh, *, labels: int | None = 
     Where there are fewer, the axes are halved, `data` first, and the batch with them: each device has as much to do as
     before. Layers are one loop, so that the depth does not matter.
     """
-    sizes = dict(mesh.shape)
+    experiment, sizes = configured(experiment, labels), dict(mesh.shape)
     batch_size, devices = experiment.training.batch_size, jax.devices()[:MOST_DEVICES]
     for axis in AXES:
         while np.prod(list(sizes.values())) > len(devices) and sizes[axis] % 2 == 0:
@@ -57,7 +57,6 @@ def compile_step(experiment: Experiment, mesh: AnyMesh, *, labels: int | None = 
     if np.prod(shape) > len(devices):
         raise ValueError(f"a mesh of {dict(mesh.shape)} cannot be halved to at most {len(devices)} simulated devices")
     used = Mesh(np.asarray(devices[: int(np.prod(shape))]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * 3)
-    experiment = configured(experiment, labels)
     experiment = dataclasses.replace(
         experiment, training=dataclasses.replace(experiment.training, batch_size=batch_size)
     )

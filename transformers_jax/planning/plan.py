@@ -11,8 +11,10 @@ from typing import Any
 
 import grain
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
+from transformers_jax.data.token_budget import TokenBudget
 from transformers_jax.experiment import Experiment, Program, make_program
 from transformers_jax.models.base import ImageConfig, as_size
 from transformers_jax.planning.communication import AxisTraffic, traffic
@@ -102,7 +104,7 @@ def configured(experiment: Experiment, labels: int | None = None) -> Experiment:
     task, config, data = experiment.task, experiment.model, experiment.data
     vocabulary = getattr(config, "vocab_size", None) or getattr(data, "vocab_size", None)
     names = config.labels or tuple(map(str, range(labels or 0)))
-    tokenizer = SimpleNamespace(vocab_size=vocabulary, bos_id=None, eos_id=None, pad_id=None)
+    tokenizer = SimpleNamespace(vocab_size=vocabulary, bos_id=None, eos_id=None, pad_id=0)
     processor = tokenizer
     if isinstance(config, ImageConfig):
         size = getattr(task, "image_size", None) or config.image_size
@@ -113,6 +115,11 @@ def configured(experiment: Experiment, labels: int | None = None) -> Experiment:
     training = experiment.training
     if training.epochs is not None:
         training = dataclasses.replace(training, epochs=None)
+    if training.batch_tokens is not None:  # the longest examples, and as many as there may be of them
+        length = task.abstract_batch(config, 1)["input_ids"].shape[1]
+        unit = dict(batch_size=training.batch_size, batch_tokens=training.batch_tokens)
+        rows = TokenBudget(np.array([length]), [length], **unit).rows[0]
+        training = dataclasses.replace(training, batch_size=rows, batch_tokens=None)
     return dataclasses.replace(experiment, model=config, training=training)
 
 

@@ -12,6 +12,7 @@ from transformers_jax.tasks.span_extraction import SpanExtraction
 from transformers_jax.tasks.text_classification import TextClassification
 from transformers_jax.tasks.text_embedding import TextEmbedding
 from transformers_jax.tasks.token_classification import TokenClassification
+from transformers_jax.tasks.translation import Translation
 
 __all__ = [
     "LOWER_IS_BETTER",
@@ -26,6 +27,7 @@ __all__ = [
     "TextClassification",
     "TextEmbedding",
     "TokenClassification",
+    "Translation",
     "cross_entropy",
     "task_of",
 ]
@@ -37,6 +39,7 @@ TASKS: tuple[type[Task], ...] = (
     TokenClassification,
     SpanExtraction,
     ImageClassification,
+    Translation,
 )
 
 

@@ -12,7 +12,15 @@ import jax
 import numpy as np
 from flax import nnx
 
-from transformers_jax.data import IGNORED_LABEL, Data, LabelledData, LabelledTextData, Ragged, Tokenizer
+from transformers_jax.data import (
+    IGNORED_LABEL,
+    Data,
+    LabelledData,
+    LabelledTextData,
+    Ragged,
+    Tokenizer,
+    TranslationData,
+)
 from transformers_jax.data.labelled import warn_once
 
 T = TypeVar("T")
@@ -182,7 +190,7 @@ def make_tokenizer(data: LabelledTextData, texts: Iterable[str]) -> Tokenizer:
     return Tokenizer.load(data.tokenizer)
 
 
-def tokenizer_fact(data: LabelledTextData, tokenizer: Tokenizer, *, given: bool) -> str:
+def tokenizer_fact(data: LabelledTextData | TranslationData, tokenizer: Tokenizer, *, given: bool) -> str:
     """The tokenizer in a line: `given` is that of a checkpoint, not the one that the data names."""
     return f"{tokenizer.vocab_size:,} tokens, " + ("of the checkpoint" if given else data.tokenizer)
 

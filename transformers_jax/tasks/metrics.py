@@ -1,4 +1,4 @@
-"""Metrics, each computed by the library that the field quotes: scikit-learn, SciPy, seqeval."""
+"""Metrics, each computed by the library that the field quotes: scikit-learn, SciPy, seqeval, sacreBLEU."""
 
 import importlib
 import re
@@ -176,3 +176,32 @@ def _word_f1(answer: str, text: str) -> float:
 def _word_f1_or_none(answer: str, text: str) -> float:
     """In SQuAD 2.0 nothing is equal to nothing."""
     return _word_f1(answer, text) if _normal(answer) and _normal(text) else _exact(answer, text)
+
+
+def translation_metrics(written: Sequence[str], references: Sequence[str], tokenize: str | None) -> dict[str, float]:
+    """sacreBLEU's BLEU and chrF of a whole set, 0 to 100. `tokenize` is BLEU's tokenizer of words; None: 13a.
+
+    ValueError for a name that sacreBLEU does not know.
+    """
+    bleu, chrf = _translation_scorers(tokenize)
+    return {
+        "bleu": bleu.corpus_score(written, [references]).score,
+        "chrf": chrf.corpus_score(written, [references]).score,
+    }
+
+
+def translation_rule(tokenize: str | None) -> str:
+    """sacreBLEU's signatures of both."""
+    signatures = []
+    for scorer in _translation_scorers(tokenize):
+        name = scorer.corpus_score([""], [[""]]).name  # and now it knows how many references a sentence has
+        signatures.append(f"{name} {scorer.get_signature().format()}")
+    return "sacreBLEU: " + ", ".join(signatures)
+
+
+def _translation_scorers(tokenize: str | None) -> tuple[Any, Any]:
+    metrics = need("sacrebleu.metrics")
+    known = sorted(metrics.BLEU.TOKENIZERS)
+    if tokenize is not None and tokenize not in known:
+        raise ValueError(f"task.bleu_tokenize={tokenize!r} is none of sacreBLEU's: {', '.join(known)}")
+    return metrics.BLEU(tokenize=tokenize), metrics.CHRF()

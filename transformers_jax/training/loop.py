@@ -39,6 +39,11 @@ class TrainingConfig:
     """Passes over the training examples; replaces steps."""
     batch_size: int = 32
     """Examples per update, over all devices and processes."""
+    batch_tokens: int | None = None
+    """Instead, the most tokens per update, padding included: as many examples of about one length as they hold, in
+    multiples of batch_size. None: batch_size examples."""
+    eval_batch_size: int | None = None
+    """Examples at a time in evaluations. None: batch_size."""
     accumulation: int = 1
     """Micro-batches an update is computed in, one after another, to save memory. Does not change the result."""
     log_every: int = 10
@@ -72,8 +77,9 @@ class TrainingConfig:
     None: the data sheet's number, where the device is known."""
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "accumulation", "log_every", "data_workers", "prefetch", "group_by_length"):
-            if getattr(self, name) < 1:
+        positive = ("steps", "batch_size", "accumulation", "log_every", "data_workers", "prefetch", "group_by_length")
+        for name in (*positive, "batch_tokens", "eval_batch_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"training.{name}={getattr(self, name)} must be at least 1")
         for name in ("eval_every", "checkpoint_every", "data_processes"):
             if (getattr(self, name) or 0) < 0:
@@ -94,9 +100,10 @@ class TrainingConfig:
                     f"compiles)" + (f" to {end}, the last one" if end < math.inf else "")
                 )
 
-    def resolved(self, examples: int | None = None) -> "TrainingConfig":
+    def resolved(self, examples: int | None = None, *, batches: int | None = None) -> "TrainingConfig":
         """The same in steps, for this number of training examples: ceil(epochs * examples / batch_size) of them, and
-        evaluations and checkpoints every ceil(examples / batch_size), unless something else is set.
+        evaluations and checkpoints every ceil(examples / batch_size), unless something else is set. `batches` is the
+        number of batches an epoch where it is another (`batch_tokens`).
 
         Raises `ValueError` where epochs are given but the number of examples is not.
         """
@@ -104,8 +111,9 @@ class TrainingConfig:
         if self.epochs is not None:
             if examples is None:
                 raise ValueError(f"training.epochs={self.epochs} needs a known number of examples; set training.steps")
-            every = math.ceil(examples / self.batch_size)
-            steps = math.ceil(round(self.epochs * examples / self.batch_size, 6))  # not one more for 1.1 * 10
+            each = examples / self.batch_size if batches is None else batches
+            every = math.ceil(each)
+            steps = math.ceil(round(self.epochs * each, 6))  # not one more for 1.1 * 10
         return replace(
             self,
             steps=max(1, steps),

@@ -142,12 +142,12 @@ def on_mesh(function: Callable[..., Any], mesh: AnyMesh) -> Callable[..., Any]:
     return inside
 
 
-def check_batch(batch_size: int, accumulation: int, mesh: AnyMesh) -> None:
+def check_batch(batch_size: int, accumulation: int, mesh: AnyMesh, *, name: str = "batch_size") -> None:
     """ValueError unless every micro-batch has the same number of examples on each device."""
     parts = mesh.shape["data"] * mesh.shape["fsdp"] * accumulation
     if batch_size < 1 or batch_size % parts:
         raise ValueError(
-            f"batch_size={batch_size} is not a multiple of {parts} = data {mesh.shape['data']} x fsdp "
+            f"{name}={batch_size} is not a multiple of {parts} = data {mesh.shape['data']} x fsdp "
             f"{mesh.shape['fsdp']} x accumulation {accumulation}"
         )
 

@@ -1,0 +1,40 @@
+"""A small Transformer that learns to translate German into English from the 29,000 sentences of Multi30k.
+
+    transformers-jax train --config translate_multi30k \
+        --data.source train.de --data.target train.en --data.validation-source val.de --data.validation-target val.en
+
+(Elliott et al. 2016; the files are those of its task 1, github.com/multi30k/dataset, also as .gz.) Swap the files for
+the other direction. Width 256, three layers on either side, one vocabulary of 8,000 pieces for both languages.
+
+Hardware: two CPU cores (AMD EPYC).
+"""
+
+from transformers_jax.data import TranslationData
+from transformers_jax.experiment import Experiment
+from transformers_jax.models import EncoderDecoderConfig
+from transformers_jax.tasks import Translation
+from transformers_jax.training.loop import TrainingConfig
+from transformers_jax.training.optimizer import OptimizerConfig
+
+
+def experiment() -> Experiment:
+    return Experiment(
+        task=Translation(length=64, sample_text="Ein Hund rennt durch den Schnee."),
+        model=EncoderDecoderConfig(
+            vocab_size=None,
+            max_length=256,
+            dim=256,
+            depth=3,
+            heads=4,
+            mlp_dim=1024,
+            norm="pre",
+            unroll=3,
+            dropout=0.1,
+            attention_dropout=0.1,
+        ),
+        data=TranslationData(source="train.de", target="train.en"),
+        optimizer=OptimizerConfig(
+            learning_rate=1e-3, warmup_fraction=0.1, final_fraction=0.02, beta2=0.98, weight_decay=0.01
+        ),
+        training=TrainingConfig(epochs=12, batch_size=8, batch_tokens=4096, eval_batch_size=64, log_every=20),
+    )
