@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformers_jax.data import Tokenizer
-from transformers_jax.data.tokenizers import split_text
+from transformers_jax.data.text_cuts import split_text
 
 DOCS = [topics[name] for name in sorted(topics)][:40]
 UNICODE = st.text(st.characters(codec="utf-8"), max_size=40)

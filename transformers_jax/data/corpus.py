@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from transformers_jax.data.base import Data
+from transformers_jax.data.text_cuts import split_text
 from transformers_jax.data.text_sources import Documents, TextSource, open_text
-from transformers_jax.data.tokenizers import Tokenizer, split_text
+from transformers_jax.data.tokenizers import Tokenizer
 
 FORMAT = 2  # of the cache; a change makes old entries invisible
 CHUNK_CHARACTERS = 1 << 16

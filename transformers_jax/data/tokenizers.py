@@ -1,66 +1,47 @@
-"""Tokenizers: characters, bytes, byte-level BPE, WordPiece, and the files of an existing one.
+"""Tokenizers: characters, bytes, byte-level BPE, WordPiece, sub-words for translation, and the files of existing ones.
 
-The work is done by Hugging Face `tokenizers`, and what is written is its format, so `transformers` reads it. Two things
-are added: a fast path for characters and bytes, whose ids are a table look-up, and a promise about special tokens. Text
-never turns into special tokens: `<|endoftext|>` inside a document is encoded as the thirteen characters it is, as in
-GPT-2's own encoder and nanoGPT's data, so that no text can end a document, and `[SEP]` as the pieces `[`, `sep`, `]`,
-as in BERT's own tokenizer. (transformers recognises them unless told `split_special_tokens=True`.) Special ids are
-added by whoever needs them.
+The work is done by Hugging Face `tokenizers`, and what is written is its format, so `transformers` reads it. (Marian's
+are cut by sentencepiece, as there.) Two things are added: a fast path for characters and bytes, whose ids are a table
+look-up, and a promise about special tokens. Text never turns into special tokens: `<|endoftext|>` inside a document is
+encoded as the thirteen characters it is, as in GPT-2's own encoder and nanoGPT's data, so that no text can end a
+document, `[SEP]` as the pieces `[`, `sep`, `]`, as in BERT's own tokenizer, and `</s>` or `<extra_id_0>` as the pieces
+that sentencepiece makes of them. (transformers recognises them unless told `split_special_tokens=True`, and even then
+finds those that are pieces of T5's vocabulary.) Special ids are added by whoever needs them. The one exception is
+Marian's: a text of a multilingual model says with `>>fra<<` in front which language to translate to.
 """
 
 import codecs
 import functools
 import hashlib
-import itertools
 import json
-import re
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, processors
 
-END_OF_TEXT = "<|endoftext|>"
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-ANY_CHARACTER = r"[\s\S]"
-FILE_SETS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"), ("vocab.txt",))
-# What a tokenizer of this class calls its special tokens where its configuration does not say.
-BERT, ROBERTA, GPT2 = "BertTokenizer", "RobertaTokenizer", "GPT2Tokenizer"
-SPECIAL_TOKENS = {
-    BERT: {
-        "pad_token": "[PAD]",
-        "unk_token": "[UNK]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-        "mask_token": "[MASK]",
-    },
-    ROBERTA: {
-        "bos_token": "<s>",
-        "pad_token": "<pad>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-        "mask_token": "<mask>",
-        "cls_token": "<s>",
-        "sep_token": "</s>",
-    },
-    GPT2: {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT},
-}
-
-
-def _byte_symbols() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies (GPT-2's `bytes_to_unicode`)."""
-    symbols = [chr(byte) if chr(byte).isprintable() and not chr(byte).isspace() else "" for byte in range(256)]
-    extra = iter(range(256, 512))
-    return [symbol or chr(next(extra)) for symbol in symbols]
-
-
-BYTE_SYMBOLS = _byte_symbols()
-SYMBOL_BYTES = {symbol: byte for byte, symbol in enumerate(BYTE_SYMBOLS)}
+from transformers_jax.data import tokenizer_training
+from transformers_jax.data.sentencepiece_files import MarianPieces
+from transformers_jax.data.tokenizer_files import (
+    SOURCE_MODEL,
+    TARGET_MODEL,
+    TARGET_VOCAB,
+    VOCAB,
+    read_marian,
+    read_tokenizer,
+)
+from transformers_jax.data.tokenizer_schemes import (
+    ANY_CHARACTER,
+    BYTE_SYMBOLS,
+    SPECIAL_NAMES,
+    SYMBOL_BYTES,
+    split_lookalikes,
+    token_text,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +58,20 @@ class Pieces:
 class Tokenizer:
     """Text to ids and back.
 
-    Made by `Tokenizer.character`, `Tokenizer.byte`, `Tokenizer.train_bpe`, `Tokenizer.train_wordpiece` or
-    `Tokenizer.load`. `config` is the content of `tokenizer_config.json`, which names the special tokens. A tokenizer
-    that has a first token and a separator, and does not say how a text is framed with them, frames it as BERT does.
+    Made by `Tokenizer.character`, `Tokenizer.byte`, `Tokenizer.train_bpe`, `Tokenizer.train_wordpiece`,
+    `Tokenizer.train_subword` or `Tokenizer.load`. `config` is the content of `tokenizer_config.json`, which names the
+    special tokens. A tokenizer that has a first token and a separator, and does not say how a text is framed with them,
+    frames it as BERT does. `marian` is a sentencepiece model that cuts the texts; the vocabulary is the backend's then.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, config: dict[str, Any]):
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        config: dict[str, Any],
+        marian: bytes | None = None,
+        target: "Tokenizer | None" = None,
+    ):
         # A copy, because the settings below would change the caller's tokenizer. Truncation and padding are sometimes
         # saved in tokenizer.json and would silently cut or lengthen texts.
         self.backend: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(backend.to_str())
@@ -97,32 +86,32 @@ class Tokenizer:
                 pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
                 special_tokens=[(cls, self.cls_id), (sep, self.sep_id)],
             )
+        if isinstance(self.backend.model, models.Unigram):
+            special = [t.content for t in self.backend.get_added_tokens_decoder().values() if t.special]
+            split_lookalikes(self.backend, special)
         self._layout = json.loads(self.backend.to_str())
         self._vocab: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
         self._character_ids = self._character_table()
         self._byte_ids = self._byte_table()
+        self._target = target
+        self._marian = None
+        if marian is not None:
+            specials = frozenset(str(self.backend.id_to_token(i)) for i in self.special_ids)
+            self._marian = MarianPieces(marian, self._vocab, specials, self.unk_id or 0)
 
     # Making one
 
     @classmethod
     def character(cls, text: Iterable[str]) -> "Tokenizer":
         """One id for each different character of `text` (a string or strings), in sorted order, and no other token."""
-        characters = sorted(set(text) if isinstance(text, str) else set(itertools.chain.from_iterable(text)))
-        if not characters:
-            raise ValueError("a character tokenizer needs at least one character of text")
-        # Without an unknown token in the vocabulary this model refuses other characters; a BPE would drop them.
-        backend = tokenizers.Tokenizer(
-            models.WordLevel(vocab={character: i for i, character in enumerate(characters)}, unk_token="<unk>")
-        )
-        backend.pre_tokenizer = pre_tokenizers.Split(Regex(ANY_CHARACTER), "isolated")
-        backend.decoder = decoders.Fuse()
-        return cls(backend, config={"tokenizer_class": "PreTrainedTokenizerFast"})
+        backend, config = tokenizer_training.make_character(text)
+        return cls(backend, config=config)
 
     @classmethod
     def byte(cls) -> "Tokenizer":
         """Ids 0 to 255 are the bytes of the text in UTF-8; 256 is `<|endoftext|>`."""
-        vocab = {symbol: byte for byte, symbol in enumerate(BYTE_SYMBOLS)} | {END_OF_TEXT: 256}
-        return cls(_byte_level(models.BPE(vocab=vocab, merges=[])), config=_gpt2_config())
+        backend, config = tokenizer_training.make_byte()
+        return cls(backend, config=config)
 
     @classmethod
     def train_bpe(cls, texts: Iterable[str], *, vocab_size: int) -> "Tokenizer":
@@ -130,18 +119,8 @@ class Tokenizer:
 
         Merges seen once only are not learned, so a small text gives fewer than `vocab_size` tokens.
         """
-        if vocab_size < 257:
-            raise ValueError(f"vocab_size is {vocab_size}, but 256 bytes and {END_OF_TEXT} need at least 257")
-        backend = _byte_level(models.BPE())
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            min_frequency=2,
-            special_tokens=[END_OF_TEXT],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-        backend.train_from_iterator(texts, trainer)
-        return cls(backend, config=_gpt2_config())
+        backend, config = tokenizer_training.train_bpe(texts, vocab_size=vocab_size)
+        return cls(backend, config=config)
 
     @classmethod
     def train_wordpiece(cls, texts: Iterable[str], *, vocab_size: int, lowercase: bool = True) -> "Tokenizer":
@@ -151,107 +130,79 @@ class Tokenizer:
         Pieces seen once only are not learned, so a small text gives fewer than `vocab_size` tokens; of the characters,
         the most frequent `vocab_size // 4` are. The same texts give the same ids, whatever the machine.
         """
-        if vocab_size < 16:
-            raise ValueError(
-                f"vocab_size is {vocab_size}, but five special tokens and some characters need at least 16"
-            )
-        specials = list(SPECIAL_TOKENS[BERT].values())
-        config = {"do_lower_case": lowercase, "strip_accents": None, "tokenize_chinese_chars": True}
-        backend = _wordpiece(models.WordPiece(unk_token="[UNK]"), config)
-        texts = texts if isinstance(texts, Sequence) else list(texts)
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(backend.normalizer.normalize_str(text))
-        characters = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))[: vocab_size // 4]
-        if not characters:
-            raise ValueError("a WordPiece tokenizer needs at least one character of text")
+        backend, config = tokenizer_training.train_wordpiece(texts, vocab_size=vocab_size, lowercase=lowercase)
+        return cls(backend, config=config)
 
-        def train(vocab_size: int, first: list[str]) -> list[str]:
-            trainer = trainers.WordPieceTrainer(
-                vocab_size=vocab_size,
-                min_frequency=2,
-                special_tokens=first,
-                initial_alphabet=sorted(characters),
-                limit_alphabet=len(characters),
-                show_progress=False,
-            )
-            backend.train_from_iterator(texts, trainer)
-            vocab = backend.get_vocab()
-            return sorted(vocab, key=lambda token: vocab[token])
+    @classmethod
+    def train_subword(
+        cls, texts: Iterable[str], *, vocab_size: int, kind: Literal["bpe", "unigram"] = "bpe"
+    ) -> "Tokenizer":
+        """Train a vocabulary for translation on `texts` of both languages: `<pad>`, `</s>`, `<unk>` (ids 0 to 2), then
+        characters and pieces of words.
 
-        # The trainer meets words in random order and numbers the characters inside them as it goes, and these numbers
-        # decide between equally frequent pieces: it is told their order, which a training without pieces shows.
-        inside = sorted(token for token in train(0, specials) if len(token) == 3 and token.startswith("##"))
-        vocab = {token: i for i, token in enumerate(train(vocab_size, specials + inside))}
-        backend = _wordpiece(models.WordPiece(vocab=vocab, unk_token="[UNK]"), config)
-        config = {"tokenizer_class": BERT} | config | SPECIAL_TOKENS[BERT]
-        _add_special_tokens(backend, config)
+        `bpe` merges by frequency (Sennrich et al., 2016); `unigram` keeps the pieces that make the texts most likely
+        (Kudo, 2018), and needs the extra `sentencepiece` to train (`ImportError`), not to use. Texts are normalised as
+        by sentencepiece: compatible characters are one (NFKC), blanks and control characters of every kind are one
+        blank, and none at the ends. Decoding gives the normalised text exactly, with `<unk>` for every run of
+        characters that are not in the vocabulary; the most frequent `vocab_size // 4` characters are. A small text
+        gives fewer than `vocab_size` tokens. The same texts give the same ids, whatever the machine.
+        """
+        backend, config = tokenizer_training.train_subword(texts, vocab_size=vocab_size, kind=kind)
         return cls(backend, config=config)
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a directory, or one of its files: `tokenizer.json`, else `vocab.json` with `merges.txt`, else GPT-2's
-        original `encoder.json` with `vocab.bpe`, else WordPiece's `vocab.txt` (any other `*.txt` that is named).
+        """Read a directory, or one of its files: Marian's `source.spm`, `target.spm` and `vocab.json`, else
+        `tokenizer.json`, else `vocab.json` with `merges.txt`, else GPT-2's original `encoder.json` with `vocab.bpe`,
+        else WordPiece's `vocab.txt` (any other `*.txt` that is named), else T5's `spiece.model` (any other `*.model`).
 
         Special tokens are those named in `tokenizer_config.json` (else `special_tokens_map.json`) beside it; named ones
         missing from the vocabulary are added at its end, as transformers does. What these files do not name is called
-        as in BERT, RoBERTa or GPT-2: the one that `tokenizer_class` says, or whose special tokens the vocabulary has.
-        The configuration also decides on `do_lower_case` (BERT's default: yes), `strip_accents`,
-        `tokenize_chinese_chars` and an `add_prefix_space` that is true. Raises `FileNotFoundError` or `ValueError`.
+        as in BERT, RoBERTa, GPT-2 or T5: the one that `tokenizer_class` says, or whose special tokens the vocabulary
+        has. The configuration also decides on `do_lower_case` (BERT's default: yes), `strip_accents`,
+        `tokenize_chinese_chars`, an `add_prefix_space` that is true, T5's `extra_ids` (100) and Marian's
+        `separate_vocabs`, whose targets have a `target_vocab.json`.
+
+        Of T5's and Marian's, ids and decoded texts are those of transformers (`T5Tokenizer`, which has no bytes for
+        unknown characters, and `MarianTokenizer`): a text that begins with `>>` is taken for a language up to its first
+        `<<`, and is unknown where the vocabulary does not have it. sentencepiece models need the extra `sentencepiece`.
+        Raises `FileNotFoundError`, `ValueError` or `ImportError`.
         """
         path = Path(path).expanduser()
         if not path.exists():
             raise FileNotFoundError(
-                f"no tokenizer at {path}; name a directory or file, or: character, byte, bpe, wordpiece"
+                f"no tokenizer at {path}; name a directory or file, or: character, byte, bpe, wordpiece, unigram"
             )
-        directory = path if path.is_dir() else path.parent
-        set_of = {name: names for names in FILE_SETS for name in names}
-        if path.is_dir():
-            file, sets = directory / "tokenizer.json", FILE_SETS
-        elif path.suffix == ".txt" or path.name in set_of:
-            file, sets = None, (set_of.get(path.name, (path.name,)),)
-        else:
-            file, sets = path, ()
-        config = _read_json(directory / "special_tokens_map.json") | _read_json(directory / "tokenizer_config.json")
-        if file is not None and file.is_file():
-            try:
-                backend = tokenizers.Tokenizer.from_file(str(file))
-            except Exception as error:
-                raise ValueError(f"{file} is not a tokenizer.json of Hugging Face tokenizers ({error})") from None
-            _follow_config(backend, config)
-        else:
-            for names in sets:
-                if all((directory / name).is_file() for name in names):
-                    break
-            else:
-                wanted = " or ".join(["tokenizer.json"] * path.is_dir() + [" + ".join(names) for names in sets])
-                raise FileNotFoundError(f"no tokenizer in {directory}: {wanted} is needed")
-            backend = _read_files([directory / name for name in names], config)
-            file = None
-        family, special_names = _special_names(backend, config)
-        config = special_names | config
-        _add_special_tokens(backend, config)
-        ends = [(token, backend.token_to_id(token) or 0) for token in _named(config, "sep_token", "cls_token")]
-        if family == ROBERTA and len(ends) == 2 and isinstance(backend.post_processor, processors.ByteLevel | None):
-            adds = bool(config.get("add_prefix_space", False))
-            backend.post_processor = processors.RobertaProcessing(ends[0], ends[1], add_prefix_space=adds)
-        default_class = "PreTrainedTokenizerFast"
-        if file is None:
-            is_wordpiece = isinstance(backend.model, models.WordPiece)
-            default_class = BERT if is_wordpiece else ROBERTA if family == ROBERTA else GPT2
-        return cls(backend, config={"tokenizer_class": default_class} | config)
+        if path.name != SOURCE_MODEL and not (path / SOURCE_MODEL).is_file():
+            backend, config = read_tokenizer(path)
+            return cls(backend, config=config)
+        source, other, *models = read_marian(path if path.is_dir() else path.parent)
+        target, source = (
+            cls(backend, config=config, marian=model)
+            for (backend, config), model in zip((other or source, source), reversed(models), strict=True)
+        )
+        source._target = target
+        return source
 
     def save(self, directory: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, and `vocab.json` and `merges.txt` of a byte-level BPE or
-        `vocab.txt` of a WordPiece.
+        `vocab.txt` of a WordPiece. Of Marian's, the files that `load` names, with `tokenizer_config.json`.
 
         `Tokenizer.load` and transformers' `AutoTokenizer` read the directory.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
+        _write_json(directory / "tokenizer_config.json", self.config, sort_keys=True)
+        if self._marian is not None:
+            target = self.target._marian
+            assert target is not None
+            for name, side in ((SOURCE_MODEL, self._marian), (TARGET_MODEL, target)):
+                (directory / name).write_bytes(side.model)
+            _write_json(directory / VOCAB, self._vocab)
+            if self.config.get("separate_vocabs"):
+                _write_json(directory / TARGET_VOCAB, self.target._vocab)
+            return
         (directory / "tokenizer.json").write_text(self.backend.to_str(pretty=True), encoding="utf-8")
-        config = json.dumps(self.config, indent=2, ensure_ascii=False, sort_keys=True)
-        (directory / "tokenizer_config.json").write_text(config + "\n", encoding="utf-8")
         kind = self._layout["model"]["type"]
         if kind == "WordPiece" or (kind == "BPE" and self._is_byte_level):
             self.backend.model.save(str(directory))
@@ -273,6 +224,8 @@ class Tokenizer:
             return [self._encode_characters(text) for text in texts]
         if (table := self._byte_ids) is not None:
             return [table[np.frombuffer(text.encode(), np.uint8)] for text in texts]
+        if self._marian is not None:
+            return self._marian.encode(texts)
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
@@ -284,14 +237,20 @@ class Tokenizer:
                 Pieces(self._encode_characters(text), np.stack([place, place + 1], axis=1))
                 for text, place in zip(texts, places, strict=True)
             ]
-        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        if self._marian is not None:
+            encoded = [self._marian.encode_with_offsets(text) for text in texts]
+        else:
+            encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+            encoded = [(encoding.ids, encoding.offsets) for encoding in encodings]
         return [
-            Pieces(np.array(encoding.ids, np.int32), _exact_offsets(text, encoding.offsets))
-            for text, encoding in zip(texts, encodings, strict=True)
+            Pieces(np.array(ids, np.int32), _exact_offsets(text, offsets))
+            for text, (ids, offsets) in zip(texts, encoded, strict=True)
         ]
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Text of `ids`, special tokens included. Bytes that are not UTF-8 give U+FFFD; ids without a token nothing."""
+        if self._marian is not None:
+            return self._marian.decode(map(int, ids))
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def stream(self) -> "TextStream":
@@ -308,6 +267,11 @@ class Tokenizer:
         return self.decode([token_id]).encode()
 
     # What it is
+
+    @property
+    def target(self) -> "Tokenizer":
+        """The tokenizer of what a translation is into: itself, unless the target has a model of its own (Marian's)."""
+        return self._target or self
 
     @functools.cached_property
     def vocab_size(self) -> int:
@@ -379,6 +343,9 @@ class Tokenizer:
         # Tokenizers without these keep the fingerprint that they had before these counted.
         if (more := [self.cls_id, self.sep_id, self.mask_id]) != [None] * 3:
             special += more
+        if self._marian is not None:
+            special += [hashlib.sha256(self._marian.model).hexdigest()]
+            special += [] if self._target is None else [self._target.fingerprint]
         content = json.dumps([*parts, model, *special], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -392,7 +359,8 @@ class Tokenizer:
         return "words" if self._is_plain_byte_level_bpe or self._is_plain_wordpiece else "nowhere"
 
     def __repr__(self) -> str:
-        return f"Tokenizer({self._layout['model']['type']}, vocab_size={self.vocab_size}, eos_id={self.eos_id})"
+        kind = self._layout["model"]["type"] if self._marian is None else "Marian"
+        return f"Tokenizer({kind}, vocab_size={self.vocab_size}, eos_id={self.eos_id})"
 
     # Private
 
@@ -430,7 +398,7 @@ class Tokenizer:
         return {token["content"] for token in self._layout["added_tokens"]}
 
     def _special_id(self, name: str) -> int | None:
-        token = _token_text(self.config.get(name))
+        token = token_text(self.config.get(name))
         return None if token is None else self.backend.token_to_id(token)
 
     def _character_table(self) -> np.ndarray | None:
@@ -485,14 +453,18 @@ class TextStream:
             self._bytes = None
             self._ids: list[int] = []
             self._text = ""
-            self._stream = decoders.DecodeStream(skip_special_tokens=False)
+            self._stream = None if tokenizer._marian else decoders.DecodeStream(skip_special_tokens=False)
 
     def push(self, token_id: SupportsIndex) -> str:
         """The text that became certain with this id: often a word, sometimes nothing."""
         if self._bytes is not None:
             return self._bytes.decode(self._tokenizer.token_bytes(int(token_id)))
         self._ids.append(int(token_id))
-        text = self._stream.step(self._tokenizer.backend, int(token_id)) or ""
+        if self._stream is not None:
+            text = self._stream.step(self._tokenizer.backend, int(token_id)) or ""
+        else:
+            whole = self._tokenizer.decode(self._ids)
+            text = "" if whole.endswith("\ufffd") else whole[len(self._text) :]
         self._text += text
         return text
 
@@ -503,142 +475,9 @@ class TextStream:
         return self._tokenizer.decode(self._ids)[len(self._text) :]
 
 
-_LAST_CUT = re.compile(r"(?s:.*)[!-~\w](?=[ \n])")
-
-
-def split_text(pieces: Iterable[str], *, size: int, cuts: Literal["anywhere", "words", "nowhere"]) -> Iterator[str]:
-    """Regroup the pieces of one document into chunks of about `size` characters that can be encoded one by one.
-
-    The ids of the chunks, one after the other, are the ids of the document; `cuts` is that of the tokenizer. With
-    `words`, chunks begin at a space or newline that follows a letter, digit or ASCII sign; text without one is one
-    chunk.
-    """
-    held: list[str] = []
-    length = 0
-    for long_piece in pieces:
-        for start in range(0, len(long_piece), size):
-            piece = long_piece[start : start + size]
-            if cuts == "anywhere":
-                yield piece
-                continue
-            length += len(piece)
-            before = held[-1][-1:] if held else ""  # the cut may be right at the border of two pieces
-            match = _LAST_CUT.match(before + piece) if cuts == "words" and length >= size else None
-            held.append(piece)
-            if match:
-                cut = match.end() - len(before)
-                held[-1] = piece[:cut]
-                yield "".join(held)
-                held = [piece[cut:]]
-                length = len(held[0])
-    if length:
-        yield "".join(held)
-
-
-def _byte_level(model: models.Model, *, add_prefix_space: bool = False) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    backend.decoder = decoders.ByteLevel()
-    if backend.token_to_id(END_OF_TEXT) is not None:
-        backend.add_special_tokens([AddedToken(END_OF_TEXT, normalized=False)])
-    return backend
-
-
-def _gpt2_config() -> dict[str, Any]:
-    names = ("bos_token", "eos_token", "unk_token")
-    return {"tokenizer_class": GPT2, "add_prefix_space": False} | dict.fromkeys(names, END_OF_TEXT)
-
-
-def _wordpiece(model: models.Model, config: dict[str, Any]) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(model)
-    backend.normalizer = normalizers.BertNormalizer()
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    _follow_config(backend, config)
-    return backend
-
-
-def _follow_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
-    """The configuration wins over tokenizer.json, as in transformers."""
-    normalizer, splitter = backend.normalizer, backend.pre_tokenizer
-    if isinstance(normalizer, normalizers.BertNormalizer):
-        backend.normalizer = normalizers.BertNormalizer(
-            clean_text=normalizer.clean_text,
-            handle_chinese_chars=config.get("tokenize_chinese_chars", normalizer.handle_chinese_chars),
-            strip_accents=config.get("strip_accents", normalizer.strip_accents),
-            lowercase=config.get("do_lower_case", normalizer.lowercase),
-        )
-    if isinstance(splitter, pre_tokenizers.ByteLevel) and config.get("add_prefix_space"):
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=splitter.use_regex)
-    if isinstance(backend.model, models.WordPiece) and backend.decoder is None:
-        backend.decoder = decoders.WordPiece(prefix="##")
-
-
-def _read_files(files: Sequence[Path], config: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The tokenizer of `vocab.txt`, or of a vocabulary and its merges."""
-    if len(files) == 2:
-        vocab, merges = files
-        try:
-            model = models.BPE.from_file(str(vocab), str(merges))
-        except Exception as error:
-            raise ValueError(f"{vocab} and {merges.name} are not the files of a BPE ({error})") from None
-        return _byte_level(model, add_prefix_space=bool(config.get("add_prefix_space", False)))
-    (vocab,) = files
-    unknown = _token_text(config.get("unk_token")) or "[UNK]"
-    try:
-        model = models.WordPiece.from_file(str(vocab), unk_token=unknown)
-    except Exception as error:
-        raise ValueError(f"{vocab} is not the vocabulary of a WordPiece tokenizer ({error})") from None
-    if model.token_to_id(unknown) is None:
-        raise ValueError(f"{vocab} is not the vocabulary of a WordPiece tokenizer: no line of it is {unknown}")
-    return _wordpiece(model, config)
-
-
-def _special_names(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> tuple[str | None, dict[str, str]]:
-    """Whose conventions the tokenizer follows, and the names of special tokens that follow from them."""
-    family = str(config.get("tokenizer_class")).removesuffix("Fast")
-    family = BERT if family in ("DistilBertTokenizer", "ElectraTokenizer") else family
-    if family in (BERT, ROBERTA):
-        return family, SPECIAL_TOKENS[family]
-    if not any(name in config for name in SPECIAL_NAMES):
-        for family, names in SPECIAL_TOKENS.items():
-            if all(backend.token_to_id(token) is not None for token in names.values()):
-                return family, names
-    return None, {}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
-    return content
-
-
-def _token_text(token: Any) -> str | None:
-    """`tokenizer_config.json` names a token by its text or by a description that holds it."""
-    return token.get("content") if isinstance(token, dict) else token
-
-
-def _named(config: dict[str, Any], *names: str) -> list[str]:
-    return [token for token in (_token_text(config.get(name)) for name in names) if token]
-
-
-def _add_special_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
-    described = config.get("added_tokens_decoder") or {}
-    names = [_token_text(described[token_id]) for token_id in sorted(described, key=int)]
-    special = {_token_text(token) for token in described.values() if token.get("special", True)}
-    names += _named(config, *SPECIAL_NAMES)
-    special.update(_named(config, *SPECIAL_NAMES))
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    for token in dict.fromkeys(name for name in names if name and name not in known):
-        if token in special:
-            backend.add_special_tokens([AddedToken(token, normalized=False)])
-        elif backend.token_to_id(token) is None:
-            backend.add_tokens([AddedToken(token, normalized=False)])
+def _write_json(path: Path, content: dict[str, Any], *, sort_keys: bool = False) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False, sort_keys=sort_keys)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _exact_offsets(text: str, offsets: list[tuple[int, int]]) -> np.ndarray:
