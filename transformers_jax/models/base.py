@@ -170,8 +170,8 @@ class TransformerConfig(ModelConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextConfig(TransformerConfig):
-    """What the configurations of text models share."""
+class VocabularyConfig(ModelConfig):
+    """What the configurations of models of tokens share, whatever their layers are."""
 
     vocab_size: int | None = None
     """Number of tokens. None takes the tokenizer's when a training run starts."""
@@ -186,8 +186,8 @@ class TextConfig(TransformerConfig):
     pad_id: int | None = None
     """Token that fills up short rows; the attention mask decides what is padding, not this id."""
 
-    def __post_init__(self):
-        super().__post_init__()
+    def check_common(self) -> None:
+        super().check_common()
         self.check_positive("vocab_size", "max_length")
 
     def check_vocabulary(self) -> int:
@@ -195,6 +195,11 @@ class TextConfig(TransformerConfig):
         if self.vocab_size is None:
             raise ValueError("vocab_size is None; give a number (a training run takes its tokenizer's)")
         return self.vocab_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(VocabularyConfig, TransformerConfig):
+    """What the configurations of text models share."""
 
 
 Size = int | tuple[int, int]

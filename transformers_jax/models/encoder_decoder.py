@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from transformers_jax.models.base import TextConfig
 from transformers_jax.models.heads import Head, logits_of
-from transformers_jax.models.output import Cache, ModelOutput, check_capture, check_ids
+from transformers_jax.models.output import Cache, ModelOutput, check_capture
+from transformers_jax.models.seq2seq import Seq2SeqBackbone, Seq2SeqConfig
 from transformers_jax.nn import (
     Causal,
     Full,
@@ -22,7 +23,6 @@ from transformers_jax.nn import (
     RelativePositionBias,
     SharedKVCache,
     Stack,
-    TokenEmbedding,
     dropout,
     normal_init,
     positions_from_mask,
@@ -37,7 +37,7 @@ Positions = Literal["sinusoidal", "learned", "relative"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderDecoderConfig(TextConfig):
+class EncoderDecoderConfig(Seq2SeqConfig, TextConfig):
     """Sizes and details of an encoder-decoder. The defaults are those of the paper's base model."""
 
     dim: int = 512
@@ -50,10 +50,6 @@ class EncoderDecoderConfig(TextConfig):
     """Layers of the decoder. None: as many as the encoder has."""
     head_dim: int | None = None
     """Width of a head. None is dim / heads."""
-    target_vocab_size: int | None = None
-    """Tokens of the target where it has a vocabulary and an embedding of its own. None: those of the source."""
-    max_length: int | None = 512
-    """Longest source, and longest target, in tokens. None: any, which relative positions allow."""
     norm: Literal["pre", "post"] = "post"
     """Whether the input or the output of each part of a layer is normalised; with pre, so is that of the last one."""
     norm_type: str = "layer"
@@ -82,36 +78,20 @@ class EncoderDecoderConfig(TextConfig):
     """Whether embeddings are multiplied by sqrt(dim)."""
     scale_attention: bool = True
     """Whether scores are divided by sqrt(head_dim)."""
-    scale_logits: bool = False
-    """Whether the last hidden states are divided by sqrt(dim) before they are read out."""
-    logits_bias: bool = False
-    """Whether there is a bias on the logits."""
     mlp_dropout: float = 0.0
     """Dropout inside the MLP."""
     attention_dropout: float = 0.0
     """Dropout on the attention weights."""
-    start_id: int | None = None
-    """Token that starts every target. None: `pad_id`."""
 
     RUN_FIELDS: ClassVar[tuple[str, ...]] = (*TextConfig.RUN_FIELDS, "mlp_dropout")
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_positive("decoder_depth", "head_dim", "target_vocab_size", "relative_buckets")
+        self.check_positive("decoder_depth", "head_dim", "relative_buckets")
         self.check_rates("mlp_dropout")
         check_norm(self.norm_type)
         if self.max_length is None and self.positions == "learned":
             raise ValueError("max_length=None needs positions='sinusoidal' or 'relative'; a learned table has an end")
-        if self.target_vocab_size is not None and self.vocab_size is None:
-            raise ValueError(f"target_vocab_size={self.target_vocab_size} needs vocab_size, that of the source")
-
-    @property
-    def start(self) -> int:
-        """The token that starts every target; ValueError where neither `start_id` nor `pad_id` is given."""
-        start = self.pad_id if self.start_id is None else self.start_id
-        if start is None:
-            raise ValueError("neither start_id nor pad_id is given; a target needs a token to start with")
-        return start
 
     @property
     def head_size(self) -> int:
@@ -306,54 +286,16 @@ class Side(nnx.Module):
         return hidden, layers, kept
 
 
-class EncoderDecoder(nnx.Module):
+class EncoderDecoder(Seq2SeqBackbone):
     """An encoder that reads a source, and a decoder that writes a target while it looks at what the encoder made of it.
 
     `Seq2SeqLanguageModel(EncoderDecoder(config, rngs=rngs), rngs=rngs)` gives logits, and writes.
     """
 
     def __init__(self, config: EncoderDecoderConfig, *, rngs: nnx.Rngs):
-        self.config = config
-        options: dict[str, Any] = dict(embedding_init=normal_init(config.init_std), **config.types, rngs=rngs)
-        self.embedding = TokenEmbedding(config.check_vocabulary(), config.dim, **options)
-        self.target_embedding = nnx.data(None)
-        if config.target_vocab_size is not None:
-            self.target_embedding = TokenEmbedding(config.target_vocab_size, config.dim, **options)
+        super().__init__(config, rngs=rngs)
         self.encoder = Side(config, config.depth, decodes=False, rngs=rngs)
         self.decoder = Side(config, config.decoder_depth or config.depth, decodes=True, rngs=rngs)
-
-    @property
-    def output_embedding(self) -> TokenEmbedding:
-        """The embedding of target tokens."""
-        return self.embedding if self.target_embedding is None else self.target_embedding
-
-    def __call__(
-        self,
-        input_ids: Int[Array, "batch source"],
-        attention_mask: Int[Array, "batch source"] | None = None,
-        *,
-        decoder_input_ids: Int[Array, "batch length"],
-        decoder_attention_mask: Int[Array, "batch length"] | None = None,
-        key: PRNGKey | None = None,
-        capture: Collection[str] = (),
-    ) -> ModelOutput:
-        """The decoder's hidden states of `decoder_input_ids` for the sources `input_ids`.
-
-        The masks are 1 for tokens and 0 for padding, on either side; positions count their ones. `key` turns dropout
-        on. `capture` names what else to return of the decoder: "hidden_states", "attention_weights" and
-        "cross_attention_weights".
-        """
-        keys = split_key(key, 2)
-        encoded = self.encode(input_ids, attention_mask, key=keys[0])
-        output = self.decode(
-            decoder_input_ids,
-            decoder_attention_mask,
-            context=self.remember(encoded.hidden),
-            context_mask=attention_mask,
-            key=keys[1],
-            capture=capture,
-        )
-        return dataclasses.replace(output, encoder_hidden=encoded.hidden)
 
     def encode(
         self,
@@ -365,8 +307,7 @@ class EncoderDecoder(nnx.Module):
     ) -> ModelOutput:
         """The encoder's hidden states."""
         check_capture(capture)
-        self._check(input_ids, self.embedding, "input_ids")
-        ones = jnp.ones_like(input_ids) if attention_mask is None else (attention_mask != 0).astype(jnp.int32)
+        ones = self.ones(input_ids, attention_mask)
         hidden, _, kept = self.encoder(
             self.embedding(input_ids),
             positions_from_mask(ones),
@@ -402,8 +343,7 @@ class EncoderDecoder(nnx.Module):
         for each of the source, one after the other (beams).
         """
         check_capture(capture)
-        self._check(input_ids, self.output_embedding, "decoder_input_ids")
-        ones = jnp.ones_like(input_ids) if attention_mask is None else (attention_mask != 0).astype(jnp.int32)
+        ones = self.ones(input_ids, attention_mask, target=True)
         seen = 0 if cache is None else jnp.sum(cache.mask, axis=-1, keepdims=True, dtype=jnp.int32)
         positions = jnp.where(ones != 0, positions_from_mask(ones) + seen, 0)
         mask, index = attention_mask, 0
@@ -436,12 +376,6 @@ class EncoderDecoder(nnx.Module):
         empty = decoder.stack.init_state(lambda: KVCache.zeros(size, jnp.dtype(config.dtype)))
         pairs = (empty, context) if isinstance(decoder.stack, Stack) else tuple(zip(empty, context, strict=True))
         return Cache(pairs, jnp.zeros((batch, length), bool), jnp.zeros((), jnp.int32))
-
-    def _check(self, ids: Array, embedding: TokenEmbedding, name: str) -> None:
-        check_ids(ids, embedding.embedding.shape[0], name=name)
-        limit = self.config.max_length
-        if limit is not None and ids.shape[1] > limit:
-            raise ValueError(f"{name} have {ids.shape[1]} tokens, but the model has {limit} positions; cut the text")
 
 
 @pytree_dataclass
@@ -481,7 +415,7 @@ class Conditioned:
 class Seq2SeqLanguageModel(Head):
     """Next-token logits of the target, on top of an encoder-decoder."""
 
-    def __init__(self, backbone: EncoderDecoder, *, rngs: nnx.Rngs):
+    def __init__(self, backbone: Seq2SeqBackbone, *, rngs: nnx.Rngs):
         super().__init__(backbone)
         config = backbone.config
         vocab_size = config.target_vocab_size or config.check_vocabulary()
