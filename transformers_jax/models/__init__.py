@@ -13,6 +13,7 @@ from transformers_jax.models.heads import (
     TokenClassifier,
 )
 from transformers_jax.models.output import Cache, ModelOutput
+from transformers_jax.models.recurrent_seq2seq import RecurrentSeq2Seq, RecurrentSeq2SeqConfig
 from transformers_jax.models.vit import ViT, ViTConfig
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "ModelConfig",
     "ModelOutput",
     "ProblemType",
+    "RecurrentSeq2Seq",
+    "RecurrentSeq2SeqConfig",
     "Seq2SeqLanguageModel",
     "SequenceClassifier",
     "SpanPredictor",

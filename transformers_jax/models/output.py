@@ -8,7 +8,6 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int
 
-from transformers_jax.nn.attention import KVCache
 from transformers_jax.nn.pytree import pytree_dataclass
 
 
@@ -16,8 +15,9 @@ from transformers_jax.nn.pytree import pytree_dataclass
 class Cache:
     """What a decoder remembers of the tokens it has seen.
 
-    `layers` holds keys and values; `mask` (batch, slots) bool says which slots hold real tokens; `index` int32 is the
-    number of slots filled. Slots are not positions: padding takes a slot, but no position.
+    `layers` holds keys and values (`nn.KVCache`), or whatever else has a `take` like theirs; `mask` (batch, slots) bool
+    says which slots hold real tokens; `index` int32 is the number of slots filled. Slots are not positions: padding
+    takes a slot, but no position.
     """
 
     layers: object
@@ -38,7 +38,7 @@ class Cache:
         """The cache of the batch rows `rows`, for beams that continue other beams. With `start`, only the slots from
         there on are exchanged, for as many rows as there are: those before must be equal."""
         layers = jax.tree.map(
-            lambda layer: layer.take(rows, start=start), self.layers, is_leaf=lambda x: isinstance(x, KVCache)
+            lambda layer: layer.take(rows, start=start), self.layers, is_leaf=lambda x: hasattr(x, "take")
         )
         return Cache(layers, self.mask.take(rows, axis=0), self.index)
 
