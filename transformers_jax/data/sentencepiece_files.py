@@ -24,11 +24,22 @@ def import_sentencepiece() -> ModuleType:
     return sentencepiece
 
 
-def read_unigram(path: Path) -> tuple[list[tuple[str, float]], bytes | None, list[str]]:
-    """Pieces with their log-probabilities, the compiled normaliser, and the pieces that are never cut.
+@dataclass(frozen=True)
+class Unigram:
+    """What T5's tokenizers take from a model of sentencepiece."""
 
-    Raises `ValueError` for what is no unigram model that begins with `<pad>`, `</s>` and `<unk>`, as T5's do.
-    """
+    vocab: list[tuple[str, float]]
+    """Pieces and their log-probabilities, in the order of their ids."""
+    charsmap: bytes | None
+    """The compiled normaliser."""
+    control: list[str]
+    """Pieces that no text becomes."""
+    whole: list[str]
+    """Pieces that are never cut."""
+
+
+def read_unigram(path: Path) -> Unigram:
+    """Raises `ValueError` for what is no unigram model that begins with `<pad>`, `</s>`, `<unk>`, as those of T5 do."""
     import_sentencepiece()
     from sentencepiece import sentencepiece_model_pb2
 
@@ -42,8 +53,19 @@ def read_unigram(path: Path) -> tuple[list[tuple[str, float]], bytes | None, lis
     vocab = [(piece.piece, piece.score) for piece in model.pieces]
     if [piece for piece, _ in vocab[:3]] != ["<pad>", "</s>", "<unk>"]:
         raise ValueError(f"{path} is not a model of T5: it begins with {[piece for piece, _ in vocab[:3]]}")
+    control = [piece.piece for piece in model.pieces if piece.type == piece.CONTROL]
     whole = [piece.piece for piece in model.pieces if piece.type == piece.USER_DEFINED]
-    return vocab, model.normalizer_spec.precompiled_charsmap or None, whole
+    return Unigram(vocab, model.normalizer_spec.precompiled_charsmap or None, control, whole)
+
+
+def read_model(path: Path) -> bytes:
+    """The content of a sentencepiece model. Raises `ValueError` for a file that is none."""
+    content = path.read_bytes()
+    try:
+        import_sentencepiece().SentencePieceProcessor().LoadFromSerializedProto(content)
+    except RuntimeError as error:
+        raise ValueError(f"{path} is not a sentencepiece model ({error})") from None
+    return content
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +82,7 @@ class MarianPieces:
 
     @functools.cached_property
     def processor(self) -> Any:
-        try:
-            return import_sentencepiece().SentencePieceProcessor(model_proto=self.model)
-        except RuntimeError as error:
-            raise ValueError(f"this is not a sentencepiece model ({error})") from None
+        return import_sentencepiece().SentencePieceProcessor(model_proto=self.model)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         split = [_language_code(text) for text in texts]
@@ -72,11 +91,17 @@ class MarianPieces:
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, list[tuple[int, int]]]:
         """Ids, and where each piece begins and ends in the text."""
+        from sentencepiece import sentencepiece_pb2
+
         codes, rest = _language_code(text)
         start = len(text) - len(rest)
-        cut = self.processor.encode(rest, out_type="immutable_proto").pieces
-        ids = self._ids([*codes, *(piece.piece for piece in cut)])
-        return ids, [(0, start)] * len(codes) + [(start + piece.begin, start + piece.end) for piece in cut]
+        parsed: Any = sentencepiece_pb2.SentencePieceText()  # pyright: ignore[reportAttributeAccessIssue]
+        parsed.ParseFromString(self.processor.encode(rest, out_type="serialized_proto"))
+        ids = self._ids([*codes, *(piece.piece for piece in parsed.pieces)])
+        # sentencepiece counts bytes.
+        places = np.cumsum([0, *(byte & 0xC0 != 0x80 for byte in rest.encode())])
+        spans = [(int(places[piece.begin]), int(places[piece.end])) for piece in parsed.pieces]
+        return ids, [(0, start)] * len(codes) + [(start + begin, start + end) for begin, end in spans]
 
     def decode(self, ids: Iterable[int]) -> str:
         tokens = [token for token in map(self._tokens.get, ids) if token is not None]

@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models, processors
 
-from transformers_jax.data.sentencepiece_files import read_unigram
+from transformers_jax.data.sentencepiece_files import read_model, read_unigram
 from transformers_jax.data.tokenizer_schemes import (
     BERT,
     GPT2,
@@ -92,7 +92,7 @@ def read_marian(directory: Path) -> tuple[Read, Read | None, bytes, bytes]:
     if missing := [name for name in needed if not (directory / name).is_file()]:
         raise FileNotFoundError(f"no tokenizer of Marian in {directory}: {', '.join(missing)} is missing")
     first, *other = ((_words(directory / name, config), config) for name in needed[2:])
-    source, target = ((directory / name).read_bytes() for name in needed[:2])
+    source, target = (read_model(directory / name) for name in needed[:2])
     return first, other[0] if other else None, source, target
 
 
@@ -118,12 +118,12 @@ def _read_files(files: Sequence[Path], config: dict[str, Any]) -> tokenizers.Tok
         return byte_level(model, add_prefix_space=bool(config.get("add_prefix_space", False)))
     (vocab,) = files
     if vocab.suffix == ".model":
-        pieces, charsmap, whole = read_unigram(vocab)
-        known = {piece for piece, _ in pieces}
-        extra = (f"<extra_id_{i}>" for i in reversed(range(config.get("extra_ids", 100))))
-        backend = t5(pieces + [(token, 0.0) for token in extra if token not in known], charsmap)
-        _mark_sentinels(backend)
-        backend.add_tokens([AddedToken(piece, normalized=False) for piece in whole])
+        model = read_unigram(vocab)
+        known = {piece for piece, _ in model.vocab}
+        sentinels = [f"<extra_id_{i}>" for i in reversed(range(config.get("extra_ids", 100)))]
+        backend = t5(model.vocab + [(token, 0.0) for token in sentinels if token not in known], model.charsmap)
+        backend.add_special_tokens([AddedToken(token, normalized=False) for token in model.control + sentinels])
+        backend.add_tokens([AddedToken(piece, normalized=False) for piece in model.whole])
         return backend
     unknown = token_text(config.get("unk_token")) or "[UNK]"
     try:
@@ -146,16 +146,13 @@ def _rebuilt_t5(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
         for part in normalizer.get("normalizers", [normalizer])
         if part.get("type") == "Precompiled"
     ]
-    rebuilt = t5([(piece, score) for piece, score in layout["model"]["vocab"]], maps[0] if maps else None)
-    _mark_sentinels(rebuilt)
-    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
-    rebuilt.add_tokens([token for token in added.values() if not token.special])
+    vocab = [(piece, score) for piece, score in layout["model"]["vocab"]]
+    rebuilt = t5(vocab, maps[0] if maps else None)
+    added = backend.get_added_tokens_decoder()
+    rebuilt.add_tokens([added[i] for i in sorted(added)])  # marks of special ones are kept
+    sentinels = (piece for piece, _ in vocab if re.fullmatch(r"<extra_id_\d+>", piece))
+    rebuilt.add_special_tokens([AddedToken(token, normalized=False) for token in sentinels])
     return rebuilt
-
-
-def _mark_sentinels(backend: tokenizers.Tokenizer) -> None:
-    sentinels = {i: token for token, i in backend.get_vocab().items() if re.fullmatch(r"<extra_id_\d+>", token)}
-    backend.add_special_tokens([AddedToken(sentinels[i], normalized=False) for i in sorted(sentinels)])
 
 
 def _family(config: dict[str, Any]) -> str:

@@ -4,10 +4,10 @@ The work is done by Hugging Face `tokenizers`, and what is written is its format
 are cut by sentencepiece, as there.) Two things are added: a fast path for characters and bytes, whose ids are a table
 look-up, and a promise about special tokens. Text never turns into special tokens: `<|endoftext|>` inside a document is
 encoded as the thirteen characters it is, as in GPT-2's own encoder and nanoGPT's data, so that no text can end a
-document, `[SEP]` as the pieces `[`, `sep`, `]`, as in BERT's own tokenizer, and `</s>` or `<extra_id_0>` as the pieces
-that sentencepiece makes of them. (transformers recognises them unless told `split_special_tokens=True`, and even then
-finds those that are pieces of T5's vocabulary.) Special ids are added by whoever needs them. The one exception is
-Marian's: a text of a multilingual model says with `>>fra<<` in front which language to translate to.
+document, `[SEP]` as the pieces `[`, `sep`, `]`, as in BERT's own tokenizer, and T5's `</s>` and `<extra_id_0>` as the
+characters they are, as in sentencepiece. (transformers recognises them unless told `split_special_tokens=True`, and
+those of T5 even then.) Special ids are added by whoever needs them. The one exception is Marian's: a text for a
+multilingual model says with `>>fra<<` in front which language to translate to.
 """
 
 import codecs

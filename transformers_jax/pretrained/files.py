@@ -26,6 +26,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_FILES = (
     *("config.json", "generation_config.json", "model.safetensors", "model-*.safetensors", INDEX),
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model"),
+    *("*.spm", "target_vocab.json"),
     PREPROCESSOR,
 )
 
