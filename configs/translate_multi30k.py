@@ -20,17 +20,8 @@ from transformers_jax.training.optimizer import OptimizerConfig
 def experiment() -> Experiment:
     return Experiment(
         task=Translation(length=64, sample_text="Ein Hund rennt durch den Schnee."),
-        model=EncoderDecoderConfig(
-            vocab_size=None,
-            max_length=256,
-            dim=256,
-            depth=3,
-            heads=4,
-            mlp_dim=1024,
-            norm="pre",
-            unroll=3,
-            dropout=0.1,
-            attention_dropout=0.1,
+        model=EncoderDecoderConfig.marian(
+            vocab_size=None, max_length=256, dim=256, depth=3, heads=4, mlp_dim=1024, unroll=3, dropout=0.1
         ),
         data=TranslationData(source="train.de", target="train.en"),
         optimizer=OptimizerConfig(

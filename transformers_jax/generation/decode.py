@@ -159,7 +159,7 @@ def check_prompt(
             f"{longest + max_new_tokens} positions are needed ({longest} in the prompt + {max_new_tokens} new) but "
             f"this model has {limit}; shorten the prompt or max_new_tokens"
         )
-    slots = round_up(longest)
+    slots = 1 if longest == 1 else round_up(longest)  # the start of a target needs no room
     real = np.arange(slots) >= slots - lengths[:, None]
     left = np.zeros(real.shape, np.int32)
     left[real] = ids[mask]

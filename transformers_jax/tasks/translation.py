@@ -89,7 +89,7 @@ class Translation(Task):
         translation_metrics([""], [""], self.bleu_tokenize)  # an extra that is missing, or a wrong name, shows now
         length = self._length(config)
         held_out = read_pairs(data, part="validation")
-        train = read_pairs(data, part="train") if training or processor is None else []
+        train = read_pairs(data, part="train")
         tokenizer: Tokenizer = processor or _make_tokenizer(data, train)
         _end_of(tokenizer)
         facts = {}
@@ -159,7 +159,7 @@ class Translation(Task):
         loss, tokens = cross_entropy(self._logits(model, batch, None), batch["labels"])
         return {"loss": loss, "tokens": tokens}, self._write(model, batch, 1)
 
-    def _write(self, model: Any, batch: Any, n_best: int) -> dict[str, jax.Array]:
+    def _write(self, model: Any, batch: Any, n_best: int) -> dict[str, Any]:
         """The best translations of each row: `tokens` (batch, n_best, most), their `lengths` and `scores`."""
         config = model.config
         rows, length = batch["input_ids"].shape
@@ -299,7 +299,7 @@ class _CutPairs:
         return len(self.pairs)
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, np.ndarray]:
-        source, target = (self._text(*place) for place in self.pairs.places[:, int(index)])
+        source, target = (self._text(*place) for place in self.pairs.places[:, int(index)].tolist())
         return {"input_ids": source, "labels": target}
 
     def _text(self, start: int, end: int) -> np.ndarray:
@@ -322,7 +322,7 @@ def _end_of(tokenizer: Tokenizer) -> int:
 
 def _texts(rows: Sequence[Row], tokenizer: Tokenizer) -> list[list[str]]:
     """What was written for each row, best first."""
-    special = set(tokenizer.special_ids)
+    special = set(tokenizer.target.special_ids)
     return [
         [
             tokenizer.target.decode([token for token in tokens[:length].tolist() if token not in special]).strip()
