@@ -7,13 +7,14 @@ import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from transformers_jax.experiment import Experiment, make_program
 from transformers_jax.generation import Sampling, beam_search, generate
-from transformers_jax.models import BertConfig, GPTConfig, ViTConfig
-from transformers_jax.tasks import ImageClassification, LanguageModeling, MaskedLM
+from transformers_jax.models import BertConfig, EncoderDecoderConfig, GPTConfig, ViTConfig
+from transformers_jax.tasks import ImageClassification, LanguageModeling, MaskedLM, Translation
 from transformers_jax.training.loop import TrainingConfig
 from transformers_jax.training.mesh import MeshConfig, batch_sharding, make_mesh, put_batch
 from transformers_jax.training.optimizer import OptimizerConfig
@@ -22,10 +23,16 @@ from transformers_jax.training.process import compiled_anew
 STEPS, BATCH, LENGTH = 20, 32, 16
 SIZES = dict(dim=64, depth=2, heads=8, dropout=0.1, attention_dropout=0.1)
 # 65 tokens: no axis divides them.
+TEXTS = dict(vocab_size=65, max_length=LENGTH, pad_id=0, eos_id=1, mlp_dropout=0.1, **SIZES)
 FAMILIES = {
     "gpt": (LanguageModeling(), GPTConfig(vocab_size=65, max_length=LENGTH, **SIZES)),
     "bert": (MaskedLM(), BertConfig(vocab_size=65, max_length=LENGTH, **SIZES)),
     "vit": (ImageClassification(), ViTConfig(image_size=16, patch_size=4, labels=tuple("abcdefghij"), **SIZES)),
+    "translation": (Translation(), EncoderDecoderConfig(**TEXTS, logits_bias=True)),
+    "t5": (
+        Translation(),
+        EncoderDecoderConfig.t5_small(**TEXTS, relative_per_layer=True, gated=True, target_vocab_size=67),
+    ),
 }
 SHAPES = [shape for shape in itertools.product((1, 2, 4, 8), repeat=3) if np.prod(shape) == 8]
 
@@ -42,6 +49,11 @@ def batch_of(family, number):
         labels = rng.integers(0, 65, (BATCH, LENGTH)).astype(np.int32)
         labels[np.arange(LENGTH) >= rng.integers(1, LENGTH + 1, (BATCH, 1))] = -100
         return {"input_ids": ids, "labels": labels}
+    if family in ("translation", "t5"):
+        lengths = rng.integers(1, LENGTH + 1, (2, BATCH, 1))
+        labels = rng.integers(0, 65, (BATCH, LENGTH - 3)).astype(np.int32)
+        labels[np.arange(LENGTH - 3) >= lengths[1]] = -100
+        return {"input_ids": ids, "attention_mask": (np.arange(LENGTH) < lengths[0]).astype(np.int32), "labels": labels}
     kept = (np.arange(LENGTH) < rng.integers(8, LENGTH + 1, (BATCH, 1))).astype(np.int32)
     masked = np.tile(np.arange(0, 8, 2, dtype=np.int32), (BATCH, 1))
     return {
@@ -55,7 +67,7 @@ def batch_of(family, number):
 def experiment_of(family, *, accumulation=1, dropout=True):
     task, model = FAMILIES[family]
     if not dropout:
-        rates = ("dropout", "attention_dropout", "embedding_dropout")
+        rates = ("dropout", "attention_dropout", "embedding_dropout", "mlp_dropout")
         model = dataclasses.replace(model, **{name: 0.0 for name in rates if hasattr(model, name)})
     return Experiment(
         task=task,
@@ -125,16 +137,20 @@ def test_pmap_gives_the_losses_of_one_device(family, on_one_device):
     np.testing.assert_allclose(losses, on_one_device(family, dropout=False), rtol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["gpt", "translation", "t5"])
 @pytest.mark.parametrize("mesh", [MeshConfig(tensor=2, devices=2), MeshConfig(data=2, fsdp=2, tensor=2)], ids=str)
-def test_generation_on_a_mesh_writes_the_tokens_of_one_device(mesh):
-    experiment = experiment_of("gpt", dropout=False)
+def test_generation_on_a_mesh_writes_the_tokens_of_one_device(family, mesh):
+    experiment = experiment_of(family, dropout=False)
     prompts = np.random.default_rng(0).integers(0, 65, (4, 5)).astype(np.int32)
     written = []
     for layout in (MeshConfig(devices=1), mesh):
         program = make_program(experiment, make_mesh(layout))
-        model = jax.jit(program.build, out_shardings=program.placed.model)()
-        greedy = generate(model, prompts, max_new_tokens=8, sampling=Sampling(temperature=0))
-        beams = beam_search(model, prompts, beams=3, max_new_tokens=8)
+        model, start = jax.jit(program.build, out_shardings=program.placed.model)(), prompts
+        if family != "gpt":
+            model = jax.jit(lambda model: model.condition(jnp.asarray(prompts)))(model)
+            start = np.zeros((4, 1), np.int32)
+        greedy = generate(model, start, max_new_tokens=8, sampling=Sampling(temperature=0))
+        beams = beam_search(model, start, beams=3, max_new_tokens=8)
         written.append((np.asarray(greedy.tokens), np.asarray(beams.tokens)))
     np.testing.assert_array_equal(written[1][0], written[0][0])
     np.testing.assert_array_equal(written[1][1], written[0][1])

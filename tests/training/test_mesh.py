@@ -20,6 +20,8 @@ from transformers_jax.models import (
     ImageClassifier,
     LanguageModel,
     MaskedLanguageModel,
+    RecurrentSeq2Seq,
+    RecurrentSeq2SeqConfig,
     Seq2SeqLanguageModel,
     SequenceClassifier,
     SpanPredictor,
@@ -62,10 +64,20 @@ def models():
         yield head.__name__, abstract(head, Bert, roberta)
     for settings in ({}, dict(pooling="attention"), dict(pooler=True)):
         yield str(settings), abstract(ImageClassifier, ViT, ViTConfig.b16(labels=LABELS, **settings))
-    for config in (EncoderDecoderConfig.base(vocab_size=32000), EncoderDecoderConfig.t5_base(gated=True)):
-        yield config.positions, abstract(Seq2SeqLanguageModel, EncoderDecoder, config)
+    own = dict(relative_per_layer=True, use_bias=True, tie_embeddings=False)
+    for name, config in {
+        "marian": EncoderDecoderConfig.marian(vocab_size=58101),
+        "t5": EncoderDecoderConfig.t5_base(gated=True),
+        "t5 with biases of each layer": EncoderDecoderConfig.t5_base(**own),
+        "big pre-norm": EncoderDecoderConfig.big(vocab_size=32000, norm="pre"),
+        "learned positions": EncoderDecoderConfig.base(vocab_size=32000, positions="learned", embedding_norm=True),
+        "two vocabularies": EncoderDecoderConfig.marian(vocab_size=32000, target_vocab_size=24000),
+    }.items():
+        yield name, abstract(Seq2SeqLanguageModel, EncoderDecoder, config)
     deit = ViTConfig.b16(labels=LABELS, distillation_token=True, distillation_head=True)
     yield "deit", abstract(ImageClassifier, ViT, deit)
+    recurrent = RecurrentSeq2SeqConfig.with_attention(vocab_size=32000, cell="lstm", depth=2)
+    yield "recurrent", abstract(Seq2SeqLanguageModel, RecurrentSeq2Seq, recurrent)
 
 
 def test_the_rules_name_every_parameter_and_each_rule_names_some():
