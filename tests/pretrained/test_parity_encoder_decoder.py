@@ -1,4 +1,4 @@
-"""Marian and T5 against transformers: the same numbers from the same files, forwards and back."""
+"""Marian, BART and T5 against transformers: the same numbers from the same files, forwards and back."""
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,17 @@ def marian(**changes):
     return transformers.MarianMTModel(transformers.MarianConfig(attn_implementation="eager", **settings | changes))
 
 
+def bart(**changes):
+    settings = dict(
+        vocab_size=53, d_model=24, encoder_layers=3, decoder_layers=2, encoder_attention_heads=3,
+        decoder_attention_heads=3, encoder_ffn_dim=40, decoder_ffn_dim=40, max_position_embeddings=21, init_std=0.1,
+        forced_eos_token_id=None, dropout=0.0,
+    )  # fmt: skip
+    return transformers.BartForConditionalGeneration(
+        transformers.BartConfig(attn_implementation="eager", **settings | changes)
+    )
+
+
 def t5(**changes):
     settings = dict(
         vocab_size=53, d_model=24, d_kv=7, d_ff=40, num_layers=3, num_decoder_layers=2, num_heads=3,
@@ -45,6 +56,8 @@ MODELS = {
     "marian, two vocabularies": lambda: marian(
         share_encoder_decoder_embeddings=False, decoder_vocab_size=47, pad_token_id=46, decoder_start_token_id=46
     ),
+    "bart": bart,
+    "bart, scaled": lambda: bart(scale_embedding=True, activation_function="relu"),
     "t5": t5,
     "t5 v1.1": lambda: t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
 }
@@ -58,7 +71,7 @@ def pair(request, tmp_path):
     with torch.no_grad():
         if request.param == "t5 v1.1":  # a read-out of its own, as the published files have
             reference.lm_head.weight = torch.nn.Parameter(torch.randn_like(reference.lm_head.weight))
-        if request.param.startswith("marian"):
+        if request.param.startswith(("marian", "bart")):
             reference.final_logits_bias.normal_()
     reference.save_pretrained(tmp_path / "theirs")
     return reference, from_pretrained(tmp_path / "theirs"), tmp_path
@@ -160,6 +173,7 @@ def test_texts_and_scores_are_the_reference(pair, beams):
 def test_a_checkpoint_comes_back_byte_for_byte_and_loads_in_transformers(pair):
     reference, model, tmp_path = pair
     save_pretrained(model, tmp_path / "ours")
+    assert (tmp_path / "ours/model.safetensors").read_bytes() == (tmp_path / "theirs/model.safetensors").read_bytes()
     again = from_pretrained(tmp_path / "ours")
     assert again.config == model.config
     for ours, theirs in zip(jax.tree.leaves(model), jax.tree.leaves(again), strict=True):
@@ -178,3 +192,36 @@ def test_a_bare_model_is_read_too(pair):
     whole = model.backbone(ids, mask, decoder_input_ids=jnp.asarray(TARGETS))
     np.testing.assert_array_equal(ours.hidden, whole.hidden)
     assert isinstance(model, Seq2SeqLanguageModel) and isinstance(model, nnx.Module)
+
+
+def test_bart_without_a_bias_on_the_logits_reads_and_writes_what_the_reference_does(tmp_path):
+    reference = bart().eval()
+    reference.model.save_pretrained(tmp_path / "theirs")  # facebook/bart-large is such a file
+    model = from_pretrained(tmp_path / "theirs", architecture=Seq2SeqLanguageModel)
+    assert not model.config.logits_bias
+    ids, mask = padded(SOURCES)
+    inputs = tensors(input_ids=ids, attention_mask=mask, decoder_input_ids=TARGETS)
+    close(model(ids, mask, decoder_input_ids=jnp.asarray(TARGETS)).logits, reference(**inputs).logits)
+    save_pretrained(model, tmp_path / "ours")
+    again = type(reference).from_pretrained(tmp_path / "ours").eval()
+    torch.testing.assert_close(again(**inputs).logits, reference(**inputs).logits, rtol=1e-4, atol=1e-5)
+    bare = from_pretrained(tmp_path / "theirs")
+    save_pretrained(bare, tmp_path / "bare")
+    assert (tmp_path / "bare/model.safetensors").read_bytes() == (tmp_path / "theirs/model.safetensors").read_bytes()
+
+
+def test_a_forced_first_token_is_part_of_the_prompts(tmp_path):
+    """As bart-large-cnn has it: every target starts with </s><s>."""
+    reference = bart().eval()
+    reference.save_pretrained(tmp_path / "theirs")
+    model = from_pretrained(tmp_path / "theirs")
+    ids, mask = padded(SOURCES)
+    expected = reference.generate(
+        **tensors(input_ids=ids, attention_mask=mask), forced_bos_token_id=0, max_new_tokens=9, do_sample=False
+    )
+    prompts = np.tile(np.array([[model.config.start, 0]], np.int32), (3, 1))
+    output = generate(
+        model.condition(ids, mask), prompts, max_new_tokens=8, sampling=Sampling(temperature=0), stop_ids=[2], pad_id=1
+    )
+    theirs = expected.numpy()[:, 2:]
+    np.testing.assert_array_equal(output.tokens[:, : theirs.shape[1]], theirs)

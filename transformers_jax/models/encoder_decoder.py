@@ -133,6 +133,16 @@ class EncoderDecoderConfig(Seq2SeqConfig, TextConfig):
         return cls._sized(changes, **own)
 
     @classmethod
+    def bart_base(cls, **changes: Any) -> "EncoderDecoderConfig":
+        """139 M parameters (Lewis et al. 2020)."""
+        return cls._sized(_BART | changes, dim=768, heads=12)
+
+    @classmethod
+    def bart_large(cls, **changes: Any) -> "EncoderDecoderConfig":
+        """406 M parameters."""
+        return cls._sized(_BART | changes, dim=1024, depth=12, heads=16)
+
+    @classmethod
     def t5_small(cls, **changes: Any) -> "EncoderDecoderConfig":
         """60 M parameters (Raffel et al. 2020)."""
         return cls._sized(_T5 | changes)
@@ -157,6 +167,23 @@ class EncoderDecoderConfig(Seq2SeqConfig, TextConfig):
         """11.3 B parameters."""
         return cls._sized(_T5 | changes, dim=1024, depth=24, heads=128, head_dim=128, mlp_dim=65536)
 
+
+_BART: dict[str, Any] = dict(
+    vocab_size=50265,
+    max_length=1024,
+    activation="gelu",
+    positions="learned",
+    position_offset=2,
+    embedding_norm=True,
+    scale_embedding=False,
+    logits_bias=True,
+    mlp_dropout=0.1,
+    attention_dropout=0.1,
+    pad_id=1,
+    bos_id=0,
+    eos_id=2,
+    start_id=2,
+)
 
 _T5: dict[str, Any] = dict(
     vocab_size=32128,

@@ -15,6 +15,7 @@ from transformers_jax.data import ImageProcessor
 from transformers_jax.models import TokenClassifier
 from transformers_jax.models.base import as_size
 from transformers_jax.pretrained import engine
+from transformers_jax.pretrained.bart import BART
 from transformers_jax.pretrained.bert import BERT
 from transformers_jax.pretrained.configs import CLASSIFIERS, give_labels, take_labels
 from transformers_jax.pretrained.deit import DEIT
@@ -47,7 +48,7 @@ __all__ = [
     "save_pretrained",
 ]
 
-FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, VIT, DEIT, MARIAN, T5)
+FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, VIT, DEIT, MARIAN, BART, T5)
 
 # fmt: off
 WITHOUT_EFFECT = frozenset({

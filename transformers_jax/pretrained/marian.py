@@ -127,8 +127,8 @@ def write_config(config: EncoderDecoderConfig) -> dict[str, Any]:
 
 def head_rules(config: EncoderDecoderConfig) -> Sequence[Rule]:
     vocabulary = config.target_vocab_size or config.check_vocabulary()
-    bias = Rule("final_logits_bias", "bias", shape=(1, vocabulary))
-    return (bias,) if config.tie_embeddings else (bias, Rule("lm_head.weight", "head.kernel", axes=(1, 0)))
+    bias = (Rule("final_logits_bias", "bias", shape=(1, vocabulary)),) if config.logits_bias else ()
+    return bias if config.tie_embeddings else (*bias, Rule("lm_head.weight", "head.kernel", axes=(1, 0)))
 
 
 def backbone_copies(config: EncoderDecoderConfig) -> Mapping[str, str]:
@@ -143,18 +143,26 @@ def copies(config: EncoderDecoderConfig) -> Mapping[str, str]:
     return {**backbone_copies(config), **tied}
 
 
-def fits(config: EncoderDecoderConfig) -> bool:
-    """Whether transformers' Marian computes what this configuration says."""
+def has_layers(config: EncoderDecoderConfig) -> bool:
+    """Whether its layers are Marian's, which are BART's, too."""
     return (
         config.norm == "post"
         and config.norm_type == "layer"
         and config.norm_epsilon == 1e-5
-        and config.positions == "sinusoidal"
-        and not (config.interleaved or config.gated or config.embedding_norm or config.scale_logits)
+        and not (config.gated or config.scale_logits)
         and config.use_bias
-        and config.logits_bias
         and config.scale_attention
         and config.head_dim is None
+    )
+
+
+def fits(config: EncoderDecoderConfig) -> bool:
+    """Whether transformers' Marian computes what this configuration says."""
+    return (
+        has_layers(config)
+        and config.positions == "sinusoidal"
+        and not (config.interleaved or config.embedding_norm)
+        and config.logits_bias
     )
 
 
