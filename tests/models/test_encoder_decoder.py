@@ -137,27 +137,45 @@ def test_greedy_writing_ends_by_itself_and_is_the_best_token_each_time():
         inputs = jnp.concatenate([inputs, best[:, None]], axis=1)
 
 
-def test_a_beam_as_wide_as_all_texts_finds_the_best_of_all():
-    """Three tokens, one of which ends: all texts of up to three tokens, scored without a cache."""
-    model = build(vocab_size=3, init_std=0.5)
-    source, stop = jnp.asarray([[1, 2, 1, 1]]), 0
+def all_texts(model, source, most):
+    """(text, sum of its log-probabilities) of every text of tokens 1 and 2 that ends with 0 or after `most` tokens, by
+    NumPy from the logits of whole targets: no cache, no search, no padding."""
+    firsts = np.array(list(np.ndindex(*(2,) * (most - 1)))) + 1
+    inputs = np.pad(firsts, ((0, 0), (1, 0)), constant_values=2)
+    rows = jnp.repeat(source[None], len(firsts), axis=0)
+    logits = np.asarray(logits_of(model, rows, jnp.asarray(inputs, jnp.int32)), np.float64)
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    texts = {}
+    for first, row in zip(firsts.tolist(), log_probs, strict=True):
+        for length in range(most):
+            for last in (0, 1, 2) if length == most - 1 else (0,):
+                text = (*first[:length], last)
+                texts[text] = sum(row[place, token] for place, token in enumerate(text))
+    return texts.items()
 
-    def score(text):
-        inputs = jnp.asarray([[2, *text[:-1]]], jnp.int32)
-        logits = jax.nn.log_softmax(logits_of(model, source, inputs))[0]
-        return float(sum(logits[i, token] for i, token in enumerate(text)))
 
-    ended = [(*first, stop) for n in range(3) for first in np.ndindex(*(2,) * n)]
-    texts = [tuple(int(t) + 1 if i < len(text) - 1 else t for i, t in enumerate(text)) for text in ended]
-    texts += [tuple(int(t) + 1 for t in text) for text in np.ndindex(2, 2, 2)]
-    for penalty in (0.0, 1.0, 2.0, -1.0):
-        best = max(texts, key=lambda text: score(text) / len(text) ** penalty)
-        found = beam_search(
-            model.condition(source), jnp.asarray([[2]]), beams=15, max_new_tokens=3, stop_ids=[stop],
-            length_penalty=penalty, early_stopping="never",
-        )  # fmt: skip
-        assert tuple(found.tokens[0, 0, : found.lengths[0, 0]].tolist()) == best, penalty
-        np.testing.assert_allclose(found.scores[0, 0], score(best) / len(best) ** penalty, atol=1e-4)
+@pytest.mark.parametrize("kind", ["paper", "t5", "two vocabularies"])
+@pytest.mark.parametrize("early_stopping", [False, "never"])
+def test_a_beam_as_wide_as_all_texts_ranks_all_of_them(kind, early_stopping):
+    """Three tokens, one of which ends: 15 texts of up to three, for two sources of unequal length in one batch."""
+    sizes = dict(target_vocab_size=3) if kind == "two vocabularies" else dict(vocab_size=3)
+    model = build(kind, init_std=0.5, **sizes)
+    sources = [jnp.asarray([1, 2, 1, 1, 2]), jnp.asarray([2, 2, 1])]
+    expected = [all_texts(model, source, 3) for source in sources]
+    for front in (0, 1, 2):  # so much of the padding stands before the text
+        rows = jnp.stack([sources[0], jnp.pad(sources[1], (front, 2 - front), constant_values=1)])
+        mask = jnp.ones_like(rows).at[1].set(jnp.pad(jnp.ones(3, jnp.int32), (front, 2 - front)))
+        conditioned = model.condition(rows, mask)
+        for penalty in (0.0, 1.0, 2.0, -1.0):
+            found = beam_search(
+                conditioned, np.full((2, 1), 2), beams=15, max_new_tokens=3, num_return_sequences=15, stop_ids=[0],
+                length_penalty=penalty, early_stopping=early_stopping,
+            )  # fmt: skip
+            for row, texts in enumerate(expected):
+                ranked = sorted(((total / len(text) ** penalty, text) for text, total in texts), reverse=True)
+                written = zip(found.tokens[row].tolist(), found.lengths[row].tolist(), strict=True)
+                assert [tuple(tokens[:length]) for tokens, length in written] == [text for _, text in ranked]
+                np.testing.assert_allclose(found.scores[row], [score for score, _ in ranked], rtol=1e-4)
 
 
 def test_relative_buckets_are_those_of_the_formula():
