@@ -21,7 +21,7 @@ def experiment() -> Experiment:
     return Experiment(
         task=Translation(length=64, sample_text="Ein Hund rennt durch den Schnee."),
         model=EncoderDecoderConfig.marian(
-            vocab_size=None, max_length=256, dim=256, depth=3, heads=4, mlp_dim=1024, unroll=3, dropout=0.1
+            vocab_size=None, max_length=256, dim=256, depth=3, heads=4, mlp_dim=1024, unroll=3, init_std=256**-0.5
         ),
         data=TranslationData(source="train.de", target="train.en"),
         optimizer=OptimizerConfig(

@@ -26,7 +26,7 @@ from transformers_jax.training.optimizer import OptimizerConfig
 def experiment() -> Experiment:
     return Experiment(
         task=Translation(length=128, sample_text="The cat sat on the mat."),
-        model=EncoderDecoderConfig.base(vocab_size=None),
+        model=EncoderDecoderConfig.base(vocab_size=None, init_std=512**-0.5),
         data=TranslationData(
             source="tfds:wmt14_translate/de-en:train",
             validation_source="tfds:wmt14_translate/de-en:validation",
