@@ -2,7 +2,7 @@
 
     transformers-jax train --config translate_wmt14_base
 
-The paper's recipe: 65 M parameters, about 25,000 source and 25,000 target tokens a batch, 100,000 steps, Adam with
+The paper's recipe: 63 M parameters, about 25,000 source and 25,000 target tokens a batch, 100,000 steps, Adam with
 beta2 0.98, 4,000 steps of warm-up and then the inverse square root, dropout and label smoothing 0.1. It publishes 27.3
 BLEU on newstest2014 (tokenised, beam 4, length penalty 0.6, the last five checkpoints averaged), after 12 hours on
 eight P100. Here a moving average of the weights stands for that of checkpoints, and BLEU is sacreBLEU's, on text as it

@@ -118,12 +118,12 @@ class EncoderDecoderConfig(Seq2SeqConfig, TextConfig):
 
     @classmethod
     def base(cls, **changes: Any) -> "EncoderDecoderConfig":
-        """The paper's base model: 65 M parameters with 37,000 tokens."""
+        """The paper's base model: 63 M parameters with 37,000 tokens (the paper says 65 M)."""
         return cls._sized(changes)
 
     @classmethod
     def big(cls, **changes: Any) -> "EncoderDecoderConfig":
-        """The paper's big model: 213 M parameters with 37,000 tokens."""
+        """The paper's big model: 214 M parameters with 37,000 tokens (the paper says 213 M)."""
         return cls._sized(changes, dim=1024, heads=16, dropout=0.3)
 
     @classmethod

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core
+from jax.sharding import PartitionSpec
 
 Spread = tuple[tuple[str, ...], ...]
 """The mesh axes that each dimension of an array is spread over."""
@@ -248,9 +249,13 @@ class _Reader:
         return x
 
     def _laid_out(self, x: Value, spec: Any) -> Spread:
-        """`x` as a constraint wants it. What it is spread over otherwise has to be gathered."""
-        wanted: Spread = tuple((axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec)
-        wanted += ((),) * (len(x.shape) - len(wanted))
+        """`x` as a constraint wants it. What it is spread over otherwise has to be gathered. A dimension that
+        `jax.vmap` added stays as it is."""
+        spec = (*spec, *[None] * (len(x.shape) - len(spec)))
+        wanted: Spread = tuple(
+            own if axes is PartitionSpec.UNCONSTRAINED else (axes,) if isinstance(axes, str) else tuple(axes or ())
+            for axes, own in zip(spec, x.spread, strict=True)
+        )
         self._gather(x, _axes(*x.spread) - _axes(*wanted))
         return wanted
 
