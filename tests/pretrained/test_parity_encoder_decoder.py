@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 from flax import nnx  # noqa: E402
 
 from transformers_jax.generation import Sampling, beam_search, generate  # noqa: E402
-from transformers_jax.models import EncoderDecoder, Seq2SeqLanguageModel  # noqa: E402
+from transformers_jax.models import EncoderDecoder, EncoderDecoderConfig, Seq2SeqLanguageModel  # noqa: E402
 from transformers_jax.pretrained import from_pretrained, save_pretrained  # noqa: E402
 from transformers_jax.tasks import cross_entropy  # noqa: E402
 
@@ -225,3 +225,20 @@ def test_a_forced_first_token_is_part_of_the_prompts(tmp_path):
     )
     theirs = expected.numpy()[:, 2:]
     np.testing.assert_array_equal(output.tokens[:, : theirs.shape[1]], theirs)
+
+
+@pytest.mark.parametrize("name", ["marian", "bart_base", "t5_small"])
+def test_a_model_of_ones_own_writes_the_same_texts_in_transformers(name, tmp_path):
+    """Its configuration says nothing of where targets start: with the padding, but for BART's."""
+    sizes = dict(vocab_size=53, dim=24, depth=2, heads=3, max_length=40, init_std=0.2, pad_id=7, eos_id=None)
+    config = getattr(EncoderDecoderConfig, name)(**sizes)
+    model = Seq2SeqLanguageModel(EncoderDecoder(config, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+    save_pretrained(model, tmp_path)
+    ids, mask = padded(SOURCES)
+    reference = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
+    theirs = reference.generate(
+        **tensors(input_ids=ids, attention_mask=mask), max_new_tokens=6, do_sample=False, forced_eos_token_id=None
+    )
+    start = np.full((3, 1), config.start, np.int32)
+    ours = generate(model.condition(ids, mask), start, max_new_tokens=6, sampling=Sampling(temperature=0))
+    np.testing.assert_array_equal(np.concatenate([start, ours.tokens], axis=1), theirs.numpy())

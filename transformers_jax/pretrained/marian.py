@@ -121,7 +121,7 @@ def write_config(config: EncoderDecoderConfig) -> dict[str, Any]:
         "decoder_attention_heads": config.heads,
         "share_encoder_decoder_embeddings": config.target_vocab_size is None,
         "decoder_vocab_size": config.target_vocab_size or config.vocab_size,
-        "decoder_start_token_id": config.start_id,
+        "decoder_start_token_id": config.start,
     }
 
 
