@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from transformers_jax.data.token_budget import TokenBudget
 from transformers_jax.experiment import Experiment, Program, make_program
-from transformers_jax.models.base import ImageConfig, as_size
+from transformers_jax.models.base import ImageConfig, TransformerConfig, as_size
 from transformers_jax.planning.communication import AxisTraffic, traffic
 from transformers_jax.planning.flops import Flops, count_flops
 from transformers_jax.planning.memory import peak_bytes, score_shapes
@@ -220,7 +220,7 @@ def _changes(start: _Change) -> list[Iterator[_Change]]:
 
     def with_field(part: str, field: str, value: Any) -> Iterator[_Change]:
         old = getattr(experiment, part)
-        if getattr(old, field) != value:
+        if getattr(old, field, value) != value:  # not all models have each
             new = dataclasses.replace(experiment, **{part: dataclasses.replace(old, **{field: value})})
             yield _Change(new, mesh, f"--{part}.{field.replace('_', '-')} {value}")
 
@@ -299,7 +299,8 @@ def _fused(experiment: Experiment, chip: Chip | None) -> bool:
     """Whether `nn.attend` will use cuDNN's kernel there, for scores of an even length."""
     config: Any = experiment.model
     return (
-        chip is not None
+        isinstance(config, TransformerConfig)
+        and chip is not None
         and "tf32" in chip.flops
         and config.attention in (None, "cudnn")
         and config.dtype in ("bfloat16", "float16")
