@@ -20,6 +20,7 @@ GPT2_TRAIN = dict(batch=4, length=128)
 BERT = dict(batch=8, length=128)
 VIT_B16 = dict(dim=768, depth=12, heads=12)
 VIT_S16 = dict(dim=384, depth=12, heads=6)
+TRANSLATION = dict(batch=16, length=32)
 
 ROWS = (
     Row(
@@ -94,6 +95,27 @@ ROWS = (
         {"torch": 1.0, "hf_flax": 1.05},
         VIT_S16 | dict(batch=16),
         memory=True,
+    ),
+    Row(
+        "translation_train",
+        "encoder-decoder base training step, 16 x (32 + 32), 37,000 tokens, AdamW, clipped, no dropout",
+        {"torch": 1.0},
+        TRANSLATION,
+        memory=True,
+    ),
+    Row(
+        "translation_train_dropout",
+        "the same with the paper's dropout of 0.1",
+        {"torch": None},
+        TRANSLATION | dict(dropout=0.1),
+        work=dict.fromkeys(("ours", "torch"), "translation_train"),
+    ),
+    Row(
+        "translation_beam",
+        "encoder-decoder base translation of 16 sentences, 32 + 32 tokens, beam search of 4, encoder included",
+        {"torch": 1.5},
+        TRANSLATION | dict(beams=4),
+        checkpoint=True,
     ),
 )
 

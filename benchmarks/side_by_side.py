@@ -38,6 +38,8 @@ class Row:
     work: Mapping[str, str] = field(default_factory=dict)
     memory: bool = False
     """A training step, whose peak memory is of interest."""
+    checkpoint: bool = False
+    """Whether the work takes a `checkpoint`: an empty folder, in which ours leaves the model for its peers to read."""
 
 
 @dataclass
@@ -110,11 +112,13 @@ def measure(
     """Measure `row` for "ours" and every peer that its bars name. A round of each lasts about `seconds`."""
     results: dict[str, Result] = {name: Result() for name in ("ours", *row.bars)}
     workers: dict[str, Worker] = {}
+    folder = tempfile.TemporaryDirectory()
+    size = dict(row.size) | ({"checkpoint": folder.name} if row.checkpoint else {})
     try:
         for name, result in results.items():
             print(f"  {row.name}: {name} builds and warms up", file=sys.stderr, flush=True)
             try:
-                workers[name] = worker = Worker(contenders[name], row.work.get(name, row.name), row.size, threads)
+                workers[name] = worker = Worker(contenders[name], row.work.get(name, row.name), size, threads)
                 once = worker.run(1)["seconds"]
             except RuntimeError as error:
                 result.missing = str(error)
@@ -137,6 +141,7 @@ def measure(
     finally:
         for worker in workers.values():
             worker.close()
+        folder.cleanup()
     return results
 
 

@@ -8,6 +8,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import flax
@@ -20,9 +21,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 from transformers_jax.data import token_blocks, training_batches
 from transformers_jax.experiment import load_config
 from transformers_jax.generation import Sampling, beam_search, generate
-from transformers_jax.models import GPT, BertConfig, GPTConfig, ImageClassifier, LanguageModel, ViTConfig
+from transformers_jax.models import (
+    GPT,
+    BertConfig,
+    EncoderDecoderConfig,
+    GPTConfig,
+    ImageClassifier,
+    LanguageModel,
+    ViTConfig,
+)
 from transformers_jax.nn import stacked_mask
-from transformers_jax.tasks import LanguageModeling, MaskedLM, Task
+from transformers_jax.pretrained import save_pretrained
+from transformers_jax.tasks import LanguageModeling, MaskedLM, Task, Translation
 from transformers_jax.training.mesh import batch_sharding, one_device, put_batch, shardings
 from transformers_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from transformers_jax.training.process import prepare_process
@@ -223,6 +233,45 @@ def vit_train(batch: int, **sizes: int) -> tuple[Run, str]:
     return train(create, step, iter(lambda: put_batch(examples, rows), None)), ""
 
 
+def translation_config(**changes: Any) -> EncoderDecoderConfig:
+    return EncoderDecoderConfig.marian(vocab_size=37_000, pad_id=36_999, **changes)
+
+
+def translation_batch(batch: int, length: int) -> dict[str, np.ndarray]:
+    """Full rows; transformers and the task both give the mask of them."""
+    source, target = np.random.default_rng(0).integers(36_000, size=(2, batch, length), dtype=np.int32)
+    return {"input_ids": source, "attention_mask": np.ones_like(source), "labels": target}
+
+
+def translation_train(batch: int, length: int, dropout: float = 0.0) -> tuple[Run, str]:
+    task = Translation(label_smoothing=0.0)
+    create, step, rows = training(translation_config(dropout=dropout), BERT_OPTIMIZER, 1000, task)
+    examples = translation_batch(batch, length)
+    return train(create, step, iter(lambda: put_batch(examples, rows), None)), ""
+
+
+def translation_beam(batch: int, length: int, beams: int, checkpoint: str) -> tuple[Run, str]:
+    # Scores of such weights are far enough apart for the same texts on both sides. No token ends one.
+    config = translation_config(eos_id=None, init_std=0.1)
+    model = jax.jit(lambda: Translation().build(config, rngs=nnx.Rngs(0)))()
+    save_pretrained(model, checkpoint)
+    condition = jax.jit(lambda model, input_ids, attention_mask: model.condition(input_ids, attention_mask))
+    inputs = translation_batch(batch, length)
+    prompts = np.full((batch, 1), config.start, np.int32)
+
+    def translate() -> Any:
+        conditioned = condition(model, inputs["input_ids"], inputs["attention_mask"])
+        return beam_search(conditioned, prompts, beams=beams, max_new_tokens=length)
+
+    np.savez(Path(checkpoint) / "texts.npz", source=inputs["input_ids"], target=translate().tokens[:, 0])
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            jax.block_until_ready(translate())
+
+    return run, ""
+
+
 def decode(search: Callable[..., Any], batch: int, prompt: int, model: Any = None) -> tuple[Run, str]:
     model = gpt2() if model is None else model
     input_ids = gpt2_batch(batch, prompt)["input_ids"] % model.config.vocab_size
@@ -245,5 +294,7 @@ WORK = {
     "bert_train": bert_train,
     "vit_forward": vit_forward,
     "vit_train": vit_train,
+    "translation_train": translation_train,
+    "translation_beam": translation_beam,
 }
 WARM_UP = {"gpt_train": 20, "gpt2_compile": 1}

@@ -2,7 +2,10 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch_gpt
 import transformers
@@ -196,6 +199,42 @@ def vit_train(batch: int, **sizes: int) -> tuple[Run, str]:
     return train(vit(**sizes).train(), vit_batch(batch)), "sdpa, fused AdamW"
 
 
+def marian(**changes: Any) -> transformers.MarianConfig:
+    return transformers.MarianConfig(
+        vocab_size=37_000, pad_token_id=36_999, decoder_start_token_id=36_999, eos_token_id=0, scale_embedding=True,
+        d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8, decoder_attention_heads=8,
+        encoder_ffn_dim=2048, decoder_ffn_dim=2048, max_position_embeddings=512, activation_function="swish",
+        attn_implementation="sdpa", **changes,
+    )  # fmt: skip
+
+
+def translation_train(batch: int, length: int, dropout: float = 0.0) -> tuple[Run, str]:
+    source, target = torch.randint(36_000, (2, batch, length), generator=torch.Generator().manual_seed(0))
+    model = transformers.MarianMTModel(marian(dropout=dropout)).train()
+    run = train(model, {"input_ids": source, "attention_mask": torch.ones_like(source), "labels": target})
+    return run, "sdpa, fused AdamW, transformers' own loss"
+
+
+def translation_beam(batch: int, length: int, beams: int, checkpoint: str) -> tuple[Run, str]:
+    model = transformers.MarianMTModel.from_pretrained(checkpoint, attn_implementation="sdpa").eval()
+    texts = {name: torch.from_numpy(ids).long() for name, ids in np.load(Path(checkpoint) / "texts.npz").items()}
+    mask = torch.ones_like(texts["source"])
+
+    @torch.no_grad()
+    def translate() -> Tensor:
+        return model.generate(
+            texts["source"], attention_mask=mask, max_new_tokens=length, do_sample=False, num_beams=beams
+        )
+
+    same = int((translate()[:, 1:] == texts["target"]).all(1).sum())
+
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            assert translate().shape == (batch, length + 1)
+
+    return run, f"sdpa, {same} of {batch} texts as ours"
+
+
 WORK = {
     "gpt_train": gpt_train,
     "gpt_train_compiled": lambda: gpt_train(compiled=True),
@@ -207,5 +246,7 @@ WORK = {
     "bert_train": bert_train,
     "vit_forward": vit_forward,
     "vit_train": vit_train,
+    "translation_train": translation_train,
+    "translation_beam": translation_beam,
 }
 WARM_UP = {"gpt_train": 20, "gpt_train_compiled": 20}
