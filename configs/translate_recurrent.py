@@ -1,12 +1,12 @@
 """What the Transformer replaced, on the data and with the budget of translate_multi30k.py: a recurrent encoder-decoder
-with attention (Bahdanau et al. 2015) or, with `--model.attention None`, with one fixed context vector (Cho et al.
-2014).
+with attention (Bahdanau et al. 2015) or, with `--model.attention-score None`, with one fixed context vector (Cho et
+al. 2014).
 
     transformers-jax train --config translate_recurrent \
         --data.source train.de --data.target train.en --data.validation-source val.de --data.validation-target val.en
 
-The width makes it about as large as the Transformer there (7.5 M parameters each). `benchmarks/bleu_by_length.py` draws
-what a fixed context costs long sentences.
+The width makes it about as large as the Transformer there (7.3 and 7.6 M parameters). `benchmarks/bleu_by_length.py`
+draws what a fixed context costs long sentences.
 
 Hardware: two CPU cores (AMD EPYC).
 """

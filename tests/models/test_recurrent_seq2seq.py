@@ -17,11 +17,11 @@ from transformers_jax.training.state import count_parameters
 
 SIZES = dict(vocab_size=50, dim=16, depth=2, max_length=24, pad_id=0, init_std=0.5, dropout=0.0)
 KINDS = {
-    "fixed": dict(attention=None, bidirectional=False),
-    "fixed lstm": dict(attention=None, cell="lstm"),
+    "fixed": dict(attention_score=None, bidirectional=False),
+    "fixed lstm": dict(attention_score=None, cell="lstm"),
     "additive": {},
     "additive lstm": dict(cell="lstm", depth=1, bidirectional=False, target_vocab_size=40, tie_embeddings=False),
-    "dot": dict(attention="dot", logits_bias=True),
+    "dot": dict(attention_score="dot", logits_bias=True),
 }
 
 
@@ -152,7 +152,7 @@ def test_captured_weights_show_where_each_token_looked(kind):
     weights = model(
         source, mask, decoder_input_ids=target, capture=("cross_attention_weights",)
     ).cross_attention_weights  # fmt: skip
-    if model.config.attention is None:
+    if model.config.attention_score is None:
         assert weights is None
         return
     assert weights.shape == (1, 2, 1, 3, 5)
@@ -231,7 +231,7 @@ def test_attention_learns_to_reverse_what_is_too_long_for_a_fixed_context():
                           sampling=Sampling(temperature=0))  # fmt: skip
         return float(np.mean(output.tokens == np.asarray(target)))
 
-    attention, fixed = share_right(), share_right(attention=None)
+    attention, fixed = share_right(), share_right(attention_score=None)
     assert attention > 0.95, (attention, fixed)
     assert fixed < 0.85, (attention, fixed)
 
@@ -261,7 +261,7 @@ def test_attention_learns_to_reverse_what_is_too_long_for_a_fixed_context():
 def test_named_sizes_have_their_parameters_and_their_operations(config, expected):
     model = jax.eval_shape(lambda: Seq2SeqLanguageModel(RecurrentSeq2Seq(config, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1)))
     assert count_parameters(model) == expected
-    pairs = 0 if config.attention is None else 12 * 1000 * 20**2
+    pairs = 0 if config.attention_score is None else 12 * 1000 * 20**2
     weights = (config.flops_per_example(20) - pairs) / (6 * 20)  # all but biases, score and the start's layer
     assert weights == pytest.approx(expected - 1000 * 1001, rel=1e-3)
 
@@ -270,7 +270,7 @@ def test_named_sizes_have_their_parameters_and_their_operations(config, expected
     ("changes", "message"),
     [
         (dict(cell="elman"), "unknown cell 'elman'; there are gru, lstm"),
-        (dict(attention="general"), "unknown attention 'general'; there are additive, dot and None"),
+        (dict(attention_score="general"), "attention_score='general' is unknown; there are additive, dot and None"),
         (dict(dim=7), "dim=7 must be even"),
         (dict(depth=0), "depth=0 must be at least 1"),
         (dict(dropout=1.0), "dropout=1.0 must be at least 0 and below 1"),

@@ -33,7 +33,7 @@ class RecurrentSeq2SeqConfig(Seq2SeqConfig):
     """Layers of the encoder, and of the decoder."""
     cell: Literal["gru", "lstm"] = "gru"
     """What a layer is made of: gru or lstm."""
-    attention: Score | None = "additive"
+    attention_score: Score | None = "additive"
     """How the decoder scores the encoder's states at each step: additive (Bahdanau et al. 2015) or dot (Luong et al.
     2015). None: it has one vector of all of the source, the encoder's last state (Cho et al. 2014)."""
     bidirectional: bool = True
@@ -51,8 +51,10 @@ class RecurrentSeq2SeqConfig(Seq2SeqConfig):
         self.check_rates("dropout")
         if self.cell not in CELLS:
             raise ValueError(f"unknown cell {self.cell!r}; there are {', '.join(CELLS)}")
-        if self.attention not in (None, *get_args(Score)):
-            raise ValueError(f"unknown attention {self.attention!r}; there are {', '.join(get_args(Score))} and None")
+        if self.attention_score not in (None, *get_args(Score)):
+            raise ValueError(
+                f"attention_score={self.attention_score!r} is unknown; there are {', '.join(get_args(Score))} and None"
+            )
         if self.bidirectional and self.dim % 2:
             raise ValueError(f"dim={self.dim} must be even: with bidirectional=True half of it reads from the end")
 
@@ -66,15 +68,15 @@ class RecurrentSeq2SeqConfig(Seq2SeqConfig):
         encoder = gates * self.dim**2 * self.depth * (1.5 if self.bidirectional else 2)
         decoder = gates * self.dim**2 * (2 * self.depth + 1) + 2 * self.dim**2
         vocabulary = self.dim * (self.target_vocab_size or self.check_vocabulary())
-        attention = 2 * self.dim**2 if self.attention == "additive" else 0
-        pairs = 12.0 * self.dim * items**2 if self.attention is not None else 0.0
+        attention = 2 * self.dim**2 if self.attention_score == "additive" else 0
+        pairs = 12.0 * self.dim * items**2 if self.attention_score is not None else 0.0
         return 6.0 * (encoder + decoder + attention + vocabulary) * items + pairs
 
     @classmethod
     def fixed_context(cls, **changes: Any) -> "RecurrentSeq2SeqConfig":
         """The RNN encoder-decoder of Cho et al. 2014: one layer of 1,000 GRUs on either side. (Sutskever et al. 2014:
         cell="lstm", depth=4.)"""
-        sizes: dict[str, Any] = dict(dim=1000, attention=None, bidirectional=False)
+        sizes: dict[str, Any] = dict(dim=1000, attention_score=None, bidirectional=False)
         return cls(**sizes | changes)
 
     @classmethod
@@ -159,7 +161,7 @@ class Attention(nnx.Module):
 
     def __init__(self, config: RecurrentSeq2SeqConfig, *, rngs: nnx.Rngs):
         self.query = self.key = self.score = nnx.data(None)
-        if config.attention == "additive":
+        if config.attention_score == "additive":
             init, types = normal_init(config.init_std), dict(**config.types, rngs=rngs)
             self.query = Linear(config.dim, config.dim, use_bias=False, kernel_init=init, **types)
             self.key = Linear(config.dim, config.dim, kernel_init=init, **types)
@@ -201,7 +203,7 @@ class Decoder(nnx.Module):
         make, init, types = CELLS[config.cell], normal_init(config.init_std), dict(**config.types, rngs=rngs)
         states = 1 if config.cell == "gru" else 2
         self.start = Linear(config.dim, config.depth * states * config.dim, kernel_init=init, **types)
-        self.attention = nnx.data(None) if config.attention is None else Attention(config, rngs=rngs)
+        self.attention = nnx.data(None) if config.attention_score is None else Attention(config, rngs=rngs)
         self.cells = nnx.List([make((1 + (i == 0)) * config.dim, config.dim, **types) for i in range(config.depth)])
         self.output = Linear(2 * config.dim, config.dim, kernel_init=init, **types)
 
