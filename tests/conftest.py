@@ -19,6 +19,14 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 install_import_hook("transformers_jax", "typecheck.check")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_one_file():
+    """A compiled program takes memory and up to dozens of mappings, of which Linux allows a process 65,530: those of
+    all files together end a worker by a segmentation fault."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder with real data and reference outputs; it is not part of the repository."""
