@@ -10,7 +10,9 @@ part of XQuAD, the last fifth of its articles held out:
         --data.source xquad.en.json --data.validation-fraction 0.2 --task.length 256 --task.overlap 64 \
         --training.epochs 5
 
-Hardware: two CPU cores (AMD EPYC).
+Hardware: two CPU cores (AMD EPYC), about half an hour a seed on one of them. Result on its 220 questions from
+MiniLM-L6, seeds 0, 1: exact match 12.3, 10.5 %, F1 19.8, 16.9 %; the same recipe in PyTorch
+(benchmarks/reference_bert.py), seeds 0, 1, 2: 9.5, 6.4, 12.7 % and 22.3, 11.9, 23.7 %.
 """
 
 from transformers_jax.data import SpanData
