@@ -220,7 +220,8 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
     if jax.process_index() == 0:
         examples.processor.save(workdir / PROCESSOR_FOLDERS[type(examples.processor)])
     logger.truncate(start)
-    logger.print_summary(_summary(experiment, examples, mesh, state.model, start, workdir))
+    work = _work(experiment, examples, mesh)
+    logger.print_summary(_summary(experiment, examples, mesh, work, state.model, start, workdir))
     for change in changes:
         logger.print(f"changed since the run began: {change}")
     if start >= training.steps:
@@ -262,7 +263,7 @@ def _run(experiment: Experiment, workdir: Path) -> RunResult:
         checkpointer=checkpointer,
         logger=logger,
         meta={"description": description},
-        work=_work(experiment, examples, mesh),
+        work=work,
     )
     checkpointer.close()
     logger.close()
@@ -626,17 +627,13 @@ def _batches_of_an_epoch(training: TrainingConfig, dataset: Any) -> int | None:
     return token_budget(dataset, batch_size=training.batch_size, batch_tokens=training.batch_tokens).batches
 
 
-def _examples_of_a_step(training: TrainingConfig, dataset: Any) -> float:
-    batches = _batches_of_an_epoch(training, dataset)
-    return training.batch_size if batches is None else len(dataset) / batches
-
-
 def _work(experiment: Experiment, examples: Examples, mesh: Mesh) -> StepWork:
     training, config = experiment.training, experiment.model
     chip, peak_flops = chip_of(mesh.devices.flat[0]), training.peak_flops
     if peak_flops is None and chip is not None and config.dtype in (*chip.flops, "float32"):
         peak_flops = chip.peak(config.dtype)
-    each = _examples_of_a_step(training, examples.train)
+    batches = _batches_of_an_epoch(training, examples.train)
+    each = training.batch_size if batches is None or examples.train is None else len(examples.train) / batches
     return StepWork(
         items=round(each * examples.items_per_example),
         item=examples.item,
@@ -647,15 +644,15 @@ def _work(experiment: Experiment, examples: Examples, mesh: Mesh) -> StepWork:
 
 
 def _summary(
-    experiment: Experiment, examples: Examples, mesh: Mesh, model: Any, start: int, workdir: Path
+    experiment: Experiment, examples: Examples, mesh: Mesh, work: StepWork, model: Any, start: int, workdir: Path
 ) -> dict[str, str]:
-    training, config, work = experiment.training, experiment.model, _work(experiment, examples, mesh)
+    training, config = experiment.training, experiment.model
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items() if size > 1)
     return {
         "run": f"{workdir}, " + (f"continues from step {start}" if start else "from the beginning"),
         "model": f"{type(config).__name__}, {count_parameters(model):,} parameters",
         **examples.facts,
-        "steps": f"{training.steps:,} of {_examples_of_a_step(training, examples.train):.0f} examples"
+        "steps": f"{training.steps:,} of {(work.items or 0) / examples.items_per_example:.0f} examples"
         + (f", {work.items:,} {work.item}" if examples.items_per_example > 1 else ""),
         "devices": f"{mesh.size} x {mesh.devices.flat[0].device_kind}" + (f" ({axes})" if axes else ""),
         "precision": f"computes in {config.dtype}, keeps parameters in {config.param_dtype}",

@@ -89,10 +89,11 @@ def test_tables(tmp_path):
     jsonl = write(tmp_path / "c.jsonl", *map(json.dumps, rows))
     columns = dict(source_column="translation.de", target_column="translation.en")
     assert read_pairs(TranslationData(source=jsonl, **columns), part="all") == both
+    wrong = columns | {"source_column": "translation.fr"}
     with pytest.raises(ValueError, match=r"c.jsonl, line 1: no 'fr' in that column; there are de, en"):
-        read_pairs(
-            TranslationData(source=jsonl, source_column="translation.fr", target_column="translation.en"), part="all"
-        )
+        read_pairs(TranslationData(source=jsonl, **wrong), part="all")
+    some = write(tmp_path / "e.jsonl", json.dumps({"translation": {"de": "eins"}}), *map(json.dumps, rows))
+    assert read_pairs(TranslationData(source=some, skip_bad=True, **columns), part="all") == both
     with pytest.raises(ValueError, match=r"a.tsv: no column 'de'; set source_column to one of: target, source"):
         read_pairs(TranslationData(source=tsv, source_column="de"), part="all")
     with pytest.raises(ValueError, match=r"d.de is not a table; name the file with its translations, too"):

@@ -9,7 +9,7 @@ import pytest
 from transformers_jax.cli import _main as run_command
 from transformers_jax.data import ClassificationData, EntityData, ImageData, SpanData, TextData, TranslationData
 from transformers_jax.experiment import Experiment, make_program
-from transformers_jax.models import BertConfig, EncoderDecoderConfig, GPTConfig, ViTConfig
+from transformers_jax.models import BertConfig, EncoderDecoderConfig, GPTConfig, RecurrentSeq2SeqConfig, ViTConfig
 from transformers_jax.planning.compiled import compile_step
 from transformers_jax.planning.flops import count_flops
 from transformers_jax.planning.plan import abstract_mesh, configured, make_plan, remedies
@@ -154,6 +154,13 @@ def test_every_task_can_be_planned_without_data(task, data):
     assert plan.item == "tokens" and plan.items == 32 * 48 and plan.memory.activations > 0
     size = data.vocab_size
     assert f"a vocabulary of {size:,} tokens" in plan.notes[0]
+
+
+def test_models_without_transformer_layers_can_be_planned():
+    data = TranslationData(source="nowhere.tsv")
+    config = RecurrentSeq2SeqConfig(vocab_size=500, max_length=48, dim=64)
+    plan = plan_of(Experiment(Translation(), config, data), CHIPS["a100"])
+    assert plan.flops.products == pytest.approx(plan.model_flops, rel=0.03) and plan.memory.activations > 0
 
 
 def test_eight_devices_hold_an_eighth_each():

@@ -138,7 +138,7 @@ def test_padding_is_never_written(beams):
         assert rows["tokens"][:, 0, 0].tolist() == [1, 1] and rows["lengths"].tolist() == [[1], [1]]
     config = dataclasses.replace(CONFIG, vocab_size=11, pad_id=0, eos_id=1)
     model = Seq2SeqLanguageModel(config.build(rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
-    model.backbone.embedding.embedding[...] = model.backbone.embedding.embedding[...].at[0].multiply(30.0)
+    model.bias[...] = model.bias[...].at[0].set(50.0)  # by far the likeliest, everywhere
     rows = jax.jit(task.rows)(model, batch)
     for tokens, lengths in zip(rows["tokens"], rows["lengths"], strict=True):
         assert 0 not in np.asarray(tokens[0, : lengths[0]])
@@ -291,6 +291,7 @@ def test_settings_that_make_no_sense(data):
         (dict(label_smoothing=1.0), "label_smoothing=1.0"),
         (dict(beams=2, n_best=3), "n_best=3 must be between 1 and task.beams=2"),
         (dict(length_penalty=math.inf), "must be finite"),
+        (dict(length=0), "length=0 must be at least 1"),
     ]:
         with pytest.raises(ValueError, match=message):
             Translation(**settings)

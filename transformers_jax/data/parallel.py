@@ -141,12 +141,17 @@ def _columns(source: str, data: TranslationData, bad: BadExamples) -> Iterator[t
         column, dot, rest = name.partition(".")
         whole[setting], part[setting] = (column, rest) if dot else (name, None)
     for row in read_rows(source, whole, bad=bad):
-        texts = []
-        for value, key in zip(row.values, part.values(), strict=True):
-            if key is not None:
-                if not isinstance(value, dict) or key not in value:
-                    known = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"
-                    raise ValueError(f"{row.where}: no {key!r} in that column; there are {known}")
-                value = value[key]
-            texts.append(value)
-        yield row.where, texts
+        try:
+            yield row.where, [_part(value, key) for value, key in zip(row.values, part.values(), strict=True)]
+        except KeyError as error:
+            bad(f"{row.where}: {error.args[0]}")
+
+
+def _part(value: Any, key: str | None) -> Any:
+    """What a column holds under `key`, if it has several; KeyError where that is not there."""
+    if key is None:
+        return value
+    if not isinstance(value, dict) or key not in value:
+        known = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"
+        raise KeyError(f"no {key!r} in that column; there are {known}")
+    return value[key]

@@ -20,6 +20,7 @@ from transformers_jax.data import (
     Ragged,
     Tokenizer,
     TranslationData,
+    evaluation_batches,
 )
 from transformers_jax.data.labelled import warn_once
 
@@ -151,6 +152,15 @@ class Task:
     def predictions(self, rows: Sequence[Row], features: Features, config: Any) -> list[dict[str, Any]]:
         """One JSON-able prediction for each input, in their order."""
         raise NotImplementedError
+
+    def predict_one(self, model: Any, value: Any, processor: Any) -> dict[str, Any]:
+        """What `model` says of a single input."""
+        features = self.features([value], processor, model.config)
+        (batch,) = evaluation_batches(features.dataset, batch_size=1)
+        batch.pop("example")
+        rows = jax.tree.map(lambda array: np.asarray(array)[0], jax.jit(self.rows)(model, batch))
+        (prediction,) = self.predictions([rows], features, model.config)
+        return prediction
 
     def sample(self, model: Any, processor: Any, *, seed: int = 0) -> str | None:
         """Something the model made, for a person to look at after training; None if there is nothing to show."""

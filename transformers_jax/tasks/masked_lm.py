@@ -18,7 +18,6 @@ from transformers_jax.data import (
     Template,
     TextData,
     Tokenizer,
-    evaluation_batches,
     masked_tokens,
     prepare_corpus,
     text_blocks,
@@ -254,11 +253,7 @@ class MaskedLM(Task):
         """`sample_text` as the model fills it in, and what else it holds for probable."""
         if self.sample_text is None:
             return None
-        features = self.features([self.sample_text], processor, model.config)
-        (batch,) = evaluation_batches(features.dataset, batch_size=1)
-        batch.pop("example")
-        rows = jax.tree.map(lambda array: np.asarray(array)[0], jax.jit(self.rows)(model, batch))
-        (prediction,) = self.predictions([rows], features, model.config)
+        prediction = self.predict_one(model, self.sample_text, processor)
         probable = (
             ", ".join(f"{one['token']} {one['probability']:.2f}" for one in tokens) for tokens in prediction["tokens"]
         )

@@ -18,7 +18,6 @@ from transformers_jax.data import (
     SentencePair,
     Tokenizer,
     TranslationData,
-    evaluation_batches,
     read_pairs,
 )
 from transformers_jax.data.labelled import warn_once
@@ -70,6 +69,8 @@ class Translation(Task):
     data: ClassVar = TranslationData
 
     def __post_init__(self):
+        if self.length is not None and self.length < 1:
+            raise ValueError(f"task.length={self.length} must be at least 1")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"task.label_smoothing={self.label_smoothing} must be at least 0 and below 1")
         if self.beams < 1 or not 1 <= self.n_best <= self.beams:
@@ -250,11 +251,8 @@ class Translation(Task):
         """The translation of `sample_text`."""
         if self.sample_text is None:
             return None
-        features = self.features([self.sample_text], processor, model.config)
-        (batch,) = evaluation_batches(features.dataset, batch_size=1)
-        batch.pop("example")
-        rows = jax.tree.map(lambda array: np.asarray(array)[0], jax.jit(self.rows)(model, batch))
-        return _texts([rows], processor)[0][0]
+        prediction = self.predict_one(model, self.sample_text, processor)
+        return prediction.get("translations", [prediction])[0]["translation"]
 
 
 class _Pairs:
