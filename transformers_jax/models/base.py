@@ -6,6 +6,8 @@ from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Shaped
 
 from transformers_jax.nn import TransformerLayer, normal_init
 from transformers_jax.nn.attention import Implementation, check_implementation
@@ -103,18 +105,10 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(ModelConfig):
-    """What all configurations with a stack of Transformer layers share. An impossible combination is a ValueError when
-    it is built."""
+class LayersConfig(ModelConfig):
+    """What all configurations with Transformer layers share, be they of one width or of several. An impossible
+    combination is a ValueError when it is built."""
 
-    dim: int = 768
-    """Width of the hidden states."""
-    depth: int = 12
-    """Number of layers."""
-    heads: int = 12
-    """Attention heads; they divide `dim`."""
-    mlp_dim: int | None = None
-    """Width inside the MLP. None is 4 * dim."""
     activation: str = "gelu"
     """Activation of the MLP: gelu (exact), gelu_tanh (GPT-2's), gelu_quick, relu, silu or tanh."""
     norm_epsilon: float = 1e-5
@@ -139,13 +133,31 @@ class TransformerConfig(ModelConfig):
 
     def __post_init__(self):
         self.check_common()
-        self.check_positive("dim", "depth", "heads", "mlp_dim", "unroll")
+        self.check_positive("unroll")
         self.check_rates("dropout", "attention_dropout")
-        if self.dim % self.heads and getattr(self, "head_dim", None) is None:
-            raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}")
         check_activation(self.activation)
         check_remat(self.remat)
         check_implementation(self.attention)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(LayersConfig):
+    """What all configurations with a stack of equal Transformer layers share."""
+
+    dim: int = 768
+    """Width of the hidden states."""
+    depth: int = 12
+    """Number of layers."""
+    heads: int = 12
+    """Attention heads; they divide `dim`."""
+    mlp_dim: int | None = None
+    """Width inside the MLP. None is 4 * dim."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_positive("dim", "depth", "heads", "mlp_dim")
+        if self.dim % self.heads and getattr(self, "head_dim", None) is None:
+            raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}")
 
     def layer(self, **changes: Any) -> partial[TransformerLayer]:
         """What makes one layer of these sizes, given `rngs`; `changes` are arguments of `TransformerLayer`."""
@@ -207,7 +219,7 @@ Size = int | tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageConfig(TransformerConfig):
+class ImageConfig(LayersConfig):
     """What the configurations of image models share."""
 
     image_size: Size = 224
@@ -227,16 +239,12 @@ class ImageConfig(TransformerConfig):
     attention_dropout: float = 0.0
     """Dropout on the attention weights."""
 
-    RUN_FIELDS: ClassVar[tuple[str, ...]] = (*TransformerConfig.RUN_FIELDS, "stochastic_depth")
+    RUN_FIELDS: ClassVar[tuple[str, ...]] = (*LayersConfig.RUN_FIELDS, "stochastic_depth")
     RESIZABLE: ClassVar[tuple[str, ...]] = ("image_size",)
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("image_size", "patch_size"):
-            size = getattr(self, name)
-            sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
-            if not all(isinstance(x, int) and x >= 1 for x in sides):
-                raise ValueError(f"{name}={size} must be a whole number of pixels, or two (height, width)")
+        self.check_sizes("image_size", "patch_size")
         self.check_positive("channels")
         self.check_rates("stochastic_depth")
         for name in ("image_mean", "image_std"):
@@ -253,6 +261,26 @@ class ImageConfig(TransformerConfig):
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches in an image of `image_size`."""
         return grid_size(as_size(self.image_size), as_size(self.patch_size))
+
+    def check_sizes(self, *names: str, unit: str = "pixels") -> None:
+        """ValueError unless each of these fields is a whole number of at least 1, or two of them."""
+        for name in names:
+            size = getattr(self, name)
+            sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
+            if not all(isinstance(x, int) and x >= 1 for x in sides):
+                raise ValueError(f"{name}={size} must be a whole number of {unit}, or two (height, width)")
+
+
+def drop_path_rates(last: float, depth: int) -> np.ndarray | None:
+    """How often each of `depth` layers is skipped: 0 for the first, `last` for the last, in a straight line (Huang et
+    al. 2016); None where no layer is skipped."""
+    return None if last == 0 else np.linspace(0, last, depth, dtype=np.float32)
+
+
+def check_pixels(pixels: Shaped[Array, "batch height width channels"]) -> None:
+    """ValueError unless these are floating-point numbers, as normalised pixels are."""
+    if not jnp.issubdtype(pixels.dtype, jnp.floating):
+        raise ValueError(f"pixels are {pixels.dtype}; divide them by 255 and normalise them")
 
 
 def as_size(size: Size) -> tuple[int, int]:

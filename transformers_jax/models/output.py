@@ -1,6 +1,6 @@
 """What models take along and give back."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,8 @@ class ModelOutput:
     length, labels) of classifiers, (batch, length, 2) of span predictors; `next_sentence_logits` (batch, 2) float32;
     `cache`; and when named in `capture`: `hidden_states` (depth, batch, length, dim), the input of every layer, and
     `attention_weights` (depth, batch, heads, length, slots). A decoder that looks at a source has `encoder_hidden`
-    (batch, source, dim) and, when captured, `cross_attention_weights` (depth, batch, heads, length, source).
+    (batch, source, dim) and, when captured, `cross_attention_weights` (depth, batch, heads, length, source). A pyramid
+    gives, when captured, `stages`: the map (batch, rows, columns, width) that each stage gives out, as a tuple.
     """
 
     hidden: Array
@@ -64,16 +65,18 @@ class ModelOutput:
     attention_weights: Array | None = None
     encoder_hidden: Array | None = None
     cross_attention_weights: Array | None = None
+    stages: tuple[Array, ...] | None = None
 
 
 CAPTURES = ("hidden_states", "attention_weights", "cross_attention_weights")
+PYRAMID_CAPTURES = ("stages",)
 
 
-def check_capture(capture: Collection[str]) -> None:
+def check_capture(capture: Collection[str], known: Sequence[str] = CAPTURES) -> None:
     """ValueError that lists what can be captured, if `capture` names anything else."""
-    unknown = set(capture) - set(CAPTURES)
+    unknown = set(capture) - set(known)
     if unknown:
-        raise ValueError(f"cannot capture {', '.join(sorted(unknown))}; there are {', '.join(CAPTURES)}")
+        raise ValueError(f"cannot capture {', '.join(sorted(unknown))}; there are {', '.join(known)}")
 
 
 def check_ids(input_ids: Int[Array, "batch length"], size: int, *, name: str = "input_ids") -> None:

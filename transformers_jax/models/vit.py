@@ -10,11 +10,10 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from transformers_jax.models.base import ImageConfig, as_size
+from transformers_jax.models.base import ImageConfig, TransformerConfig, as_size, check_pixels, drop_path_rates
 from transformers_jax.models.output import ModelOutput, check_capture
 from transformers_jax.nn import (
     AttentionPooling,
@@ -38,7 +37,7 @@ ImagePositions = Literal["learned", "sinusoidal"]
 
 
 @dataclasses.dataclass(frozen=True)
-class ViTConfig(ImageConfig):
+class ViTConfig(ImageConfig, TransformerConfig):
     """Sizes and numbers of a ViT. An impossible combination is a ValueError when it is built."""
 
     norm_epsilon: float = 1e-6
@@ -193,8 +192,7 @@ class ViT(nnx.Module):
         """
         config = self.config
         check_capture(capture)
-        if not jnp.issubdtype(pixels.dtype, jnp.floating):
-            raise ValueError(f"pixels are {pixels.dtype}; divide them by 255 and normalise them")
+        check_pixels(pixels)
         grid = grid_size((pixels.shape[1], pixels.shape[2]), as_size(config.patch_size))
         hidden = self.patch_embedding(pixels)
         tokens = [token[...] for token in (self.class_token, self.distillation_token) if token is not None]
@@ -213,7 +211,8 @@ class ViT(nnx.Module):
 
         given = None
         if stack_key is not None:
-            given = jax.random.split(stack_key, config.depth), _drop_path_rates(config)
+            rates = drop_path_rates(config.stochastic_depth, config.depth)
+            given = jax.random.split(stack_key, config.depth), None if rates is None else jnp.asarray(rates)
         hidden, _, kept = self.stack(apply, hidden, None, given)
         hidden = self.norm(hidden)
         return ModelOutput(hidden, self._pool(hidden), hidden_states=kept[0], attention_weights=kept[1])
@@ -244,10 +243,3 @@ class ViT(nnx.Module):
                 assert self.attention_pooling is not None
                 pooled = self.attention_pooling(hidden)
         return pooled if self.pooler is None else jnp.tanh(self.pooler(pooled))
-
-
-def _drop_path_rates(config: ViTConfig) -> Array | None:
-    """0 for the first layer, `stochastic_depth` for the last, in a straight line; None where no layer is skipped."""
-    if config.stochastic_depth == 0:
-        return None
-    return jnp.asarray(np.linspace(0, config.stochastic_depth, config.depth), jnp.float32)

@@ -29,6 +29,7 @@ from transformers_jax.nn.positions import (
 from transformers_jax.nn.pytree import pytree_dataclass
 from transformers_jax.nn.sharding import constrain
 from transformers_jax.nn.stack import REMAT_POLICIES, Stack, stacked_mask, unstack
+from transformers_jax.nn.windows import from_windows, pad_to_windows, to_windows
 
 __all__ = [
     "ACTIVATIONS",
@@ -61,7 +62,9 @@ __all__ = [
     "constrain",
     "drop_path",
     "dropout",
+    "from_windows",
     "normal_init",
+    "pad_to_windows",
     "pool",
     "positions_from_mask",
     "pytree_dataclass",
@@ -71,5 +74,6 @@ __all__ = [
     "split_key",
     "stacked_mask",
     "to_patches",
+    "to_windows",
     "unstack",
 ]

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from transformers_jax.arguments import experiment_named, parse
 from transformers_jax.experiment import Experiment
-from transformers_jax.models.base import TransformerConfig
+from transformers_jax.models.base import LayersConfig
 from transformers_jax.planning.compiled import MOST_DEVICES, Compiled, compile_step
 from transformers_jax.planning.plan import GB, Plan, abstract_mesh, make_plan, remedies
 from transformers_jax.training.chips import Chip, find_chip
@@ -192,7 +192,7 @@ def _show(
 
 
 def _about_activations(plan: Plan, experiment: Experiment) -> str:
-    if not isinstance(experiment.model, TransformerConfig):
+    if not isinstance(experiment.model, LayersConfig):
         return "at their most"
     kept = f"remat {experiment.model.remat}"
     return f"at their most; {kept}, " + ("a fused kernel for attention" if plan.fused_attention else "whole scores")

@@ -230,8 +230,10 @@ def _changes(start: _Change) -> list[Iterator[_Change]]:
             yield with_mesh(data // taken, fsdp * factor, tensor)
 
     def more_tensor() -> Iterator[_Change]:
+        heads = getattr(experiment.model, "heads", 1)
+        heads = math.gcd(*heads) if isinstance(heads, tuple) else heads  # of several stages
         for factor in (2, 4, 8):
-            if tensor * factor <= 8 and getattr(experiment.model, "heads", 1) % (tensor * factor) == 0:
+            if tensor * factor <= 8 and heads % (tensor * factor) == 0:
                 taken = math.gcd(factor, data)
                 left = math.gcd(factor // taken, fsdp)
                 yield with_mesh(data // taken, fsdp // left, tensor * factor)
