@@ -12,6 +12,7 @@ from transformers_jax.models.heads import (
     SpanPredictor,
     TokenClassifier,
 )
+from transformers_jax.models.image_gpt import ImageGPT, ImageGPTConfig
 from transformers_jax.models.output import Cache, ModelOutput
 from transformers_jax.models.recurrent_seq2seq import RecurrentSeq2Seq, RecurrentSeq2SeqConfig
 from transformers_jax.models.vit import ViT, ViTConfig
@@ -26,6 +27,8 @@ __all__ = [
     "GPTConfig",
     "ImageClassifier",
     "ImageConfig",
+    "ImageGPT",
+    "ImageGPTConfig",
     "LanguageModel",
     "MaskedLanguageModel",
     "ModelConfig",

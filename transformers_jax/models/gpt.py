@@ -13,12 +13,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Int
 
-from transformers_jax.models.base import TextConfig
+from transformers_jax.models.base import TextConfig, TransformerConfig
 from transformers_jax.models.output import Cache, ModelOutput, check_capture, check_ids
 from transformers_jax.nn import (
     Causal,
     KVCache,
-    LayerNorm,
     LearnedPositions,
     Stack,
     TokenEmbedding,
@@ -27,11 +26,37 @@ from transformers_jax.nn import (
     positions_from_mask,
 )
 from transformers_jax.nn.dropout import PRNGKey
+from transformers_jax.nn.linear import NORMS
 from transformers_jax.nn.pooling import Pooling
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig(TransformerConfig):
+    """What the decoder below reads of a configuration, whether its tokens are of texts or of pictures."""
+
+    embedding_dropout: float = 0.1
+    """Dropout on the embeddings."""
+
+    norm_type: ClassVar[str] = "layer"
+    classifier_bias: ClassVar[bool] = False
+    RUN_FIELDS: ClassVar[tuple[str, ...]] = (*TransformerConfig.RUN_FIELDS, "embedding_dropout")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_rates("embedding_dropout")
+
+    def check_vocabulary(self) -> int:
+        """The number of tokens that are read."""
+        raise NotImplementedError
+
+    @property
+    def places(self) -> int:
+        """The number of positions that have a vector."""
+        raise NotImplementedError
+
+
 @dataclasses.dataclass(frozen=True)
-class GPTConfig(TextConfig):
+class GPTConfig(TextConfig, DecoderConfig):
     """Sizes and numbers of a GPT. An impossible combination is a ValueError when it is built."""
 
     vocab_size: int | None = 50257
@@ -40,16 +65,13 @@ class GPTConfig(TextConfig):
     """Longest sequence, prompt and generated text together: the size of the position table."""
     activation: str = "gelu_tanh"
     """Activation of the MLP: gelu, gelu_tanh (GPT-2's), gelu_quick, relu, silu or tanh."""
-    embedding_dropout: float = 0.1
-    """Dropout on the embeddings."""
 
     pooling: ClassVar[Pooling] = "last"
-    classifier_bias: ClassVar[bool] = False
-    RUN_FIELDS: ClassVar[tuple[str, ...]] = (*TextConfig.RUN_FIELDS, "embedding_dropout")
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.check_rates("embedding_dropout")
+    @property
+    def places(self) -> int:
+        """One for each token of the longest sequence."""
+        return self.max_length
 
     def build(self, *, rngs: nnx.Rngs) -> "GPT":
         """A model of this configuration, without a head."""
@@ -128,15 +150,15 @@ class GPTConfig(TextConfig):
 class GPT(nnx.Module):
     """The GPT decoder: token ids to hidden states. `LanguageModel(GPT(config, rngs=rngs))` gives logits."""
 
-    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         self.config = config
         options: dict[str, Any] = dict(embedding_init=normal_init(config.init_std), **config.types, rngs=rngs)
         self.embedding = TokenEmbedding(config.check_vocabulary(), config.dim, **options)
-        self.positions = LearnedPositions(config.max_length, config.dim, **options)
+        self.positions = LearnedPositions(config.places, config.dim, **options)
         output_init = normal_init(config.init_std / (2 * config.depth) ** 0.5)
-        make_layer = config.layer(norm="pre", pattern=Causal(), output_init=output_init)
+        make_layer = config.layer(norm="pre", norm_type=config.norm_type, pattern=Causal(), output_init=output_init)
         self.stack = Stack(make_layer, config.depth, remat=config.remat, unroll=config.unroll, rngs=rngs)
-        self.norm = LayerNorm(config.dim, epsilon=config.norm_epsilon, **config.types, rngs=rngs)
+        self.norm = NORMS[config.norm_type](config.dim, epsilon=config.norm_epsilon, **config.types, rngs=rngs)
 
     def __call__(
         self,

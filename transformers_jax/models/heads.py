@@ -31,7 +31,8 @@ class LanguageModel(Head):
     """Next-token logits on top of a decoder.
 
     `backbone` returns `hidden` and has `config`, `embedding` and `init_cache`. With `config.tie_embeddings` the logits
-    are read out through the token embedding, otherwise through a layer of their own.
+    are read out through the token embedding, otherwise through a layer of their own: for `config.predicted_tokens`,
+    where some tokens are never predicted, and for all without it.
     """
 
     def __init__(self, backbone: Any, *, rngs: nnx.Rngs):
@@ -39,7 +40,8 @@ class LanguageModel(Head):
         config = backbone.config
         self.head = nnx.data(None)
         if not config.tie_embeddings:
-            self.head = _linear(config, config.vocab_size, use_bias=False, rngs=rngs)
+            tokens = getattr(config, "predicted_tokens", config.vocab_size)
+            self.head = _linear(config, tokens, use_bias=False, rngs=rngs)
 
     def __call__(
         self,
