@@ -15,6 +15,7 @@ from transformers_jax.models.heads import (
 from transformers_jax.models.image_gpt import ImageGPT, ImageGPTConfig
 from transformers_jax.models.output import Cache, ModelOutput
 from transformers_jax.models.recurrent_seq2seq import RecurrentSeq2Seq, RecurrentSeq2SeqConfig
+from transformers_jax.models.swin import Swin, SwinConfig
 from transformers_jax.models.vit import ViT, ViTConfig
 
 __all__ = [
@@ -39,6 +40,8 @@ __all__ = [
     "Seq2SeqLanguageModel",
     "SequenceClassifier",
     "SpanPredictor",
+    "Swin",
+    "SwinConfig",
     "TokenClassifier",
     "ViT",
     "ViTConfig",

@@ -29,7 +29,7 @@ from transformers_jax.nn.positions import (
 from transformers_jax.nn.pytree import pytree_dataclass
 from transformers_jax.nn.sharding import constrain
 from transformers_jax.nn.stack import REMAT_POLICIES, Stack, stacked_mask, unstack
-from transformers_jax.nn.windows import from_windows, pad_to_windows, to_windows
+from transformers_jax.nn.windows import WindowPositionBias, from_windows, pad_to_windows, shifted_mask, to_windows
 
 __all__ = [
     "ACTIVATIONS",
@@ -56,6 +56,7 @@ __all__ = [
     "Stack",
     "TokenEmbedding",
     "TransformerLayer",
+    "WindowPositionBias",
     "attend",
     "attention_weights",
     "choose_implementation",
@@ -69,6 +70,7 @@ __all__ = [
     "positions_from_mask",
     "pytree_dataclass",
     "resize_positions",
+    "shifted_mask",
     "sinusoidal_grid",
     "sinusoidal_positions",
     "split_key",
