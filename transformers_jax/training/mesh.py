@@ -33,7 +33,7 @@ SHARDING_RULES: tuple[tuple[str, Axes], ...] = (
     (r"mlp\.down\.kernel$", ("tensor", "fsdp")),
     (r"(dense_i|dense_h|decoder\.start|decoder\.output)\.kernel$", ("fsdp", "tensor")),
     (r"head\.kernel$", ("fsdp", "tensor")),
-    (r"(projection|pooler|dense|next_sentence)\.kernel$", ("fsdp", None)),
+    (r"(projection|pooler|dense|next_sentence|reduction)\.kernel$", ("fsdp", None)),
     (r"(bias|scale|_token|attention\.score|attention_pooling\.query|relative\.embedding)$", ()),
 )
 """Parameter path -> mesh axes of its last dimensions; the first rule that matches counts. Matrices are split over

@@ -5,7 +5,8 @@ the `depth` layers one by one. AdamW, Lion and SGD work on single numbers, so th
 which axes form the matrix. Adafactor factors, clips and scales whole arrays, so it is mapped over the depth axis.
 
 Layers are told apart by name, too, for fine-tuning: layer i of a `Stack` whose cycle has c layers is row i // c of the
-parameters called `...stack.layers.{i % c}.…`.
+parameters called `...stack.layers.{i % c}.…`. Those of several stages, `...stages.{s}.stack.layers.…`, are counted
+through.
 """
 
 import dataclasses
@@ -36,6 +37,7 @@ _DECAYED: dict[str, Callable[[str], bool]] = {
 # Muon is for hidden matrices: the layers that touch tokens, pixels or labels stay with AdamW.
 _INPUT_OR_OUTPUT = re.compile(r"(^|\.)(\w*head|\w*embeddings?)(\.|$)")
 _IN_STACK = re.compile(r"(|.*?\.)stack\.layers\.(\d+)\.")
+_STAGE = re.compile(r"(|.*?\.)stages\.(\d+)\.")
 # What a backbone has before its stack: token, patch and position embeddings, their norm and projection, and tokens of
 # its own (class_token, distillation_token).
 _EMBEDDINGS = re.compile(r"(embed|position|token_type|patch|\w+_token)\w*(\.|$)")
@@ -259,18 +261,26 @@ def _layers(
     """The number of layers, and the layer of each row of each parameter: -1 for the embeddings, and the number of
     layers for what comes after them. A parameter without a depth axis is one row."""
     matches = {name: match for name in shapes if (match := _IN_STACK.match(name))}
-    prefixes = sorted({match[1] for match in matches.values()})
-    if len(prefixes) > 1:
-        raise ValueError(f"{field} needs a model with one stack of layers; this one has {len(prefixes)}: "
-                         f"{', '.join(prefix + 'stack' for prefix in prefixes)}")  # fmt: skip
-    backbone = prefixes[0] if prefixes else ""
-    cycle = 1 + max((int(match[2]) for match in matches.values()), default=0)
-    depth = cycle * max((_rows(shapes[name], depth_axis[name]) for name in matches), default=0)
+    prefixes = {match[1] for match in matches.values()}
+    stages = [match for prefix in prefixes if (match := _STAGE.fullmatch(prefix))]
+    if len(prefixes) > 1 and (len(stages) < len(prefixes) or len({match[1] for match in stages}) > 1):
+        raise ValueError(f"{field} needs a model with one stack of layers, or one in each stage; this one has "
+                         f"{len(prefixes)}: {', '.join(prefix + 'stack' for prefix in sorted(prefixes))}")  # fmt: skip
+    backbone = stages[0][1] if stages else next(iter(prefixes), "")
+    depth, first, cycles = 0, {}, {}  # of all stacks; the number of the first layer of each, and how long its cycle is
+    for prefix in sorted(prefixes, key=lambda prefix: int(match[2]) if (match := _STAGE.fullmatch(prefix)) else 0):
+        inside = {name: match for name, match in matches.items() if match[1] == prefix}
+        first[prefix], cycles[prefix] = depth, 1 + max(int(match[2]) for match in inside.values())
+        depth += cycles[prefix] * max(_rows(shapes[name], depth_axis[name]) for name in inside)
     layers = {}
     for name, shape in shapes.items():
         rows = _rows(shape, depth_axis[name])
+        stage = next((prefix for prefix in first if _STAGE.fullmatch(prefix) and name.startswith(prefix)), None)
         if name in matches:
-            layers[name] = np.arange(rows) * cycle + int(matches[name][2])
+            prefix = matches[name][1]
+            layers[name] = first[prefix] + np.arange(rows) * cycles[prefix] + int(matches[name][2])
+        elif stage is not None:  # what makes the map of a stage goes with the layer before it
+            layers[name] = np.full(rows, first[stage] - 1)
         else:
             before = name.startswith(backbone) and _EMBEDDINGS.match(name, len(backbone))
             layers[name] = np.full(rows, -1 if before else depth)
