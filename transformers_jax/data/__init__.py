@@ -21,6 +21,7 @@ from transformers_jax.data.image_processor import ImageProcessor
 from transformers_jax.data.images import ImageData, ImageSet, read_images
 from transformers_jax.data.labelled import LabelledData, LabelledTextData
 from transformers_jax.data.masking import Masking, SentencePairs, masked_tokens, text_blocks
+from transformers_jax.data.palette import Palette
 from transformers_jax.data.parallel import SentencePair, TranslationData, read_pairs
 from transformers_jax.data.pipeline import (
     IGNORED_LABEL,
@@ -51,6 +52,7 @@ __all__ = [
     "LabelledText",
     "LabelledTextData",
     "Masking",
+    "Palette",
     "Pieces",
     "Question",
     "Ragged",

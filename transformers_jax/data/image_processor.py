@@ -12,6 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
+from transformers_jax.data.palette import Palette
+
 FILE = "preprocessor_config.json"
 
 Resampling = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
@@ -40,6 +42,8 @@ class ImageProcessor:
     mean: tuple[float, ...] = HALF
     std: tuple[float, ...] = HALF
     """Of each channel, for pixels from 0 to 1."""
+    palette: Palette | None = None
+    """The colours whose numbers a model reads in place of pixels, if it does (Image GPT)."""
 
     def __post_init__(self):
         sides = (*self.size, *(self.resize if isinstance(self.resize, tuple) else (self.resize or 1,)))
@@ -57,6 +61,8 @@ class ImageProcessor:
             raise ValueError(f"resampling is {self.resampling!r}; known are {', '.join(_names())}")
         if not self.crop and self.resize != self.size:
             raise ValueError(f"without crop, resize must be the size {self.size}, but it is {self.resize}")
+        if self.palette is not None and self.palette.channels != self.channels:
+            raise ValueError(f"the palette has {self.palette.channels} channels, but pictures {self.channels}")
 
     @classmethod
     def standard(
@@ -88,11 +94,12 @@ class ImageProcessor:
     def default_of(cls, model_type: str, size: int | tuple[int, int], channels: int = 3) -> "ImageProcessor":
         """What the published checkpoints of a kind do, for one that comes without the file.
 
-        "vit": resized to `size` whatever the shape, bilinear, to values from -1 to 1 (Google's). "deit": the shorter
-        side resized to 256 for each 224 of `size`, bicubic, the centre cut out, ImageNet's mean and std (Facebook's).
+        "vit": resized to `size` whatever the shape, bilinear, to values from -1 to 1 (Google's); "imagegpt" the same,
+        here without its palette. "deit": the shorter side resized to 256 for each 224 of `size`, bicubic, the centre
+        cut out, ImageNet's mean and std (Facebook's).
         """
         size = (size, size) if isinstance(size, int) else size
-        if model_type == "vit":
+        if model_type in ("vit", "imagegpt"):
             half = _spread(HALF, channels)
             return cls(size, channels=channels, resize=size, resampling="bilinear", mean=half, std=half)
         if model_type == "deit":
@@ -127,6 +134,38 @@ class ImageProcessor:
         scaled = (pixels.astype(np.float64) * (1 / 255)).astype(np.float32)
         return (scaled - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
 
+    def ids(self, pixels: np.ndarray) -> np.ndarray:
+        """The colours of uint8 pixels (..., height, width, channels) of `size`: int32 (..., height * width), row by
+        row. ValueError for pictures of another size, or without a palette."""
+        wanted = (*self.size, self.channels)
+        if pixels.shape[-3:] != wanted or pixels.dtype != np.uint8:
+            raise ValueError(
+                f"pixels are {pixels.dtype} of shape {pixels.shape}; a picture is uint8 of (height, width, channels) "
+                f"{wanted}"
+            )
+        return self._palette.ids(self.normalise(pixels)).reshape(*pixels.shape[:-3], -1)
+
+    def pixels(self, ids: np.ndarray) -> np.ndarray:
+        """The uint8 pixels (..., height, width, channels) of colours (..., height * width). ValueError for another
+        number of them, an id outside the palette, or without a palette."""
+        ids, (height, width) = np.asarray(ids), self.size
+        if ids.shape[-1:] != (height * width,):
+            raise ValueError(f"ids of shape {ids.shape} are not those of pictures of {height} x {width} pixels")
+        colours = self._palette.colours(ids) * np.array(self.std) + np.array(self.mean)
+        whole = np.clip(np.rint(colours * 255), 0, 255).astype(np.uint8)
+        return whole.reshape(*ids.shape[:-1], height, width, self.channels)
+
+    def with_palette(self, pixels: np.ndarray, size: int) -> "ImageProcessor":
+        """This processor with a palette of `size` colours, trained on uint8 `pixels` (..., channels)."""
+        colours, counts = np.unique(pixels.reshape(-1, self.channels), axis=0, return_counts=True)
+        return dataclasses.replace(self, palette=Palette.train(self.normalise(colours), size, weights=counts))
+
+    @property
+    def _palette(self) -> Palette:
+        if self.palette is None:
+            raise ValueError(f"there is no palette; {FILE} has none (clusters), or the processor is not an Image GPT's")
+        return self.palette
+
     def resized(self, size: int | tuple[int, int]) -> "ImageProcessor":
         """The same for another size: what is cropped is cropped in the same proportion."""
         size = (size, size) if isinstance(size, int) else size
@@ -146,18 +185,21 @@ class ImageProcessor:
             steps = [] if self.resize is None else [f"shorter side to {self.resize} ({self.resampling})"]
         steps += ["centre"] if self.crop else []
         mean, std = (" ".join(f"{value:.3g}" for value in values) for values in (self.mean, self.std))
-        return f"{self.size[0]} x {self.size[1]}: {', '.join(steps)}; mean {mean}, std {std}"
+        colours = "" if self.palette is None else f"; {len(self.palette)} colours"
+        return f"{self.size[0]} x {self.size[1]}: {', '.join(steps)}; mean {mean}, std {std}{colours}"
 
     @property
     def fingerprint(self) -> str:
         """Differs between processors that give other numbers."""
-        return hashlib.sha256(json.dumps(dataclasses.astuple(self)).encode()).hexdigest()
+        settings = dataclasses.astuple(self)
+        settings = settings[:-1] if self.palette is None else settings  # as of runs that are older than palettes
+        return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
     # Hugging Face's file
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write `preprocessor_config.json`, which transformers' classes for ViT and DeiT read to the same effect (but
-        they put a transparent picture on white)."""
+        """Write `preprocessor_config.json`, which transformers' classes for ViT, DeiT and (with a palette) ImageGPT
+        read to the same effect; but they put a transparent picture on white, and the last one must be given RGB."""
         height, width = self.size
         content: dict[str, Any] = {
             "image_processor_type": "DeiTImageProcessor" if self.crop else "ViTImageProcessor",
@@ -176,6 +218,17 @@ class ImageProcessor:
             content["size"] = {"shortest_edge": self.resize}
         if self.crop:
             content |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
+        if self.palette is not None:
+            # transformers quantises three channels only, to which a grey picture has equal ones.
+            grey = 3 if self.channels == 1 else 1
+            content |= {
+                "image_processor_type": "ImageGPTImageProcessor",
+                "do_color_quantize": True,
+                "clusters": [list(colour) * grey for colour in self.palette.clusters],
+                "image_mean": list(self.mean) * grey,
+                "image_std": list(self.std) * grey,
+                "num_channels": self.channels,
+            }
         if self.channels == 3:
             content["do_convert_rgb"] = True
         text = json.dumps(content, indent=2, sort_keys=True) + "\n"
@@ -187,9 +240,9 @@ class ImageProcessor:
     def load(cls, directory: str | os.PathLike[str], *, channels: int = 3) -> "ImageProcessor":
         """Read `preprocessor_config.json`, or such a file by its own name.
 
-        As transformers does: what is missing in it is as in the class that it names (ViT, DeiT, BiT or ConvNeXT;
-        ViT if none). `channels` counts where mean and std are single numbers. Raises `FileNotFoundError` without the
-        file, and `ValueError` that names the setting for one that would give other numbers.
+        As transformers does: what is missing in it is as in the class that it names (ViT, DeiT, BiT, ConvNeXT or
+        ImageGPT; ViT if none). `channels` counts where mean and std are single numbers. Raises `FileNotFoundError`
+        without the file, and `ValueError` that names the setting for one that would give other numbers.
         """
         path = Path(directory)
         path = path / FILE if path.is_dir() else path
@@ -246,6 +299,7 @@ _KINDS: dict[str, tuple[dict[str, Any], str]] = {
         | {"image_mean": CLIP_MEAN, "image_std": CLIP_STD},
         _SHORTER,
     ),
+    "ImageGPT": ({"size": 256, "resample": 2, "image_mean": HALF, "image_std": HALF}, _SQUARE),
     "ConvNext": ({"size": 384, "crop_pct": 224 / 256, "resample": 3, "image_mean": HALF, "image_std": HALF}, _SHORTER),
 }
 _ENDINGS = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
@@ -270,6 +324,12 @@ def _from_settings(content: dict[str, Any], channels: int) -> ImageProcessor:
         int_means = _SQUARE if content["default_to_square"] else _SHORTER
     settings = defaults | settings
 
+    palette = None
+    if family == "ImageGPT":
+        channels = content.get("num_channels", channels)
+        palette = _clusters(settings.pop("clusters", None), channels)
+        palette = palette if _flag(settings, "do_color_quantize", True) else None
+
     do_resize, do_crop = _flag(settings, "do_resize", True), _flag(settings, "do_center_crop", False)
     if not _flag(settings, "do_rescale", True):
         raise ValueError("do_rescale is false, but models are given pixels from 0 to 1 before they are normalised")
@@ -280,6 +340,8 @@ def _from_settings(content: dict[str, Any], channels: int) -> ImageProcessor:
     if not _flag(settings, "do_normalize", True):
         mean, std = 0.0, 1.0
     means, stds = _numbers("image_mean", mean, channels), _numbers("image_std", std, channels)
+    if family == "ImageGPT":
+        means, stds = _spread(means, channels), _spread(stds, channels)
     channels = len(means)
 
     crop_fraction = settings.pop("crop_pct", None)
@@ -310,7 +372,14 @@ def _from_settings(content: dict[str, Any], channels: int) -> ImageProcessor:
         raise ValueError(f"the setting {name} = {value!r:.60} is not known, and may change the pixels")
     resampling: Any = Image.Resampling(resample).name.lower()
     return ImageProcessor(
-        size, channels=channels, resize=resize, crop=do_crop, resampling=resampling, mean=means, std=stds
+        size,
+        channels=channels,
+        resize=resize,
+        crop=do_crop,
+        resampling=resampling,
+        mean=means,
+        std=stds,
+        palette=palette,
     )
 
 
@@ -326,6 +395,23 @@ def _numbers(name: str, value: Any, channels: int) -> tuple[float, ...]:
     if not isinstance(values, (list, tuple)) or not all(isinstance(item, (int, float)) for item in values):
         raise ValueError(f"{name} is {value!r:.60}; a number for each channel is needed")
     return tuple(map(float, values))
+
+
+def _clusters(value: Any, channels: int) -> Palette | None:
+    """The colours of ImageGPT's file; those of grey pictures stand there with three equal channels."""
+    if value is None:
+        return None
+    try:
+        clusters = np.array(value, np.float64)
+    except (ValueError, TypeError):
+        clusters = np.array(0.0)
+    if clusters.ndim != 2 or clusters.shape[1] not in (channels, 3):
+        raise ValueError(f"clusters is {value!r:.60}; a list of colours of {channels} numbers each is needed")
+    if clusters.shape[1] != channels:
+        if (clusters != clusters[:, :1]).any():
+            raise ValueError(f"clusters are colours, but pictures have {channels} channel")
+        clusters = clusters[:, :1]
+    return Palette(tuple(tuple(map(float, colour)) for colour in clusters))
 
 
 def _side(name: str, value: Any, int_means: str) -> tuple[int, int] | int:
