@@ -2,6 +2,7 @@
 
 from transformers_jax.models.base import ImageConfig, ModelConfig, ProblemType
 from transformers_jax.models.bert import Bert, BertConfig
+from transformers_jax.models.davit import DaViT, DaViTConfig
 from transformers_jax.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig, Seq2SeqLanguageModel
 from transformers_jax.models.gpt import GPT, GPTConfig
 from transformers_jax.models.heads import (
@@ -23,6 +24,8 @@ __all__ = [
     "Bert",
     "BertConfig",
     "Cache",
+    "DaViT",
+    "DaViTConfig",
     "EncoderDecoder",
     "EncoderDecoderConfig",
     "GPTConfig",

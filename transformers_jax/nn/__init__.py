@@ -9,6 +9,7 @@ from transformers_jax.nn.attention import (
     attention_weights,
     choose_implementation,
 )
+from transformers_jax.nn.convolution import DepthwiseConvolution
 from transformers_jax.nn.dropout import drop_path, dropout, split_key
 from transformers_jax.nn.embedding import TokenEmbedding
 from transformers_jax.nn.layer import LayerOutput, TransformerLayer
@@ -38,6 +39,7 @@ __all__ = [
     "AttentionOutput",
     "AttentionPooling",
     "Causal",
+    "DepthwiseConvolution",
     "Full",
     "KVCache",
     "LayerNorm",
