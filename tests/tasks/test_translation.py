@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sacrebleu
+import tokenizers
 from flax import nnx
 from tiny_tasks import training
 
@@ -284,6 +285,39 @@ def test_a_prefix_stands_before_every_source(data):
     config = dataclasses.replace(CONFIG, vocab_size=tokenizer.vocab_size, eos_id=1, pad_id=0)
     (row,) = (task.features(["hund"], tokenizer, config).dataset.dataset[i]["input_ids"] for i in [0])
     assert tokenizer.decode(row[:-1].tolist()).strip() == "der hund"
+
+
+def test_texts_stand_between_the_tokens_that_the_tokenizer_puts_around_them(data, tmp_path):
+    """BART's: <s> before and </s> after, of sources and targets, cut ones too."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", *WORDS, *WORDS.values()]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(dict.fromkeys(words))})
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    names = dict(bos_token="<s>", eos_token="</s>", pad_token="<pad>", cls_token="<s>", sep_token="</s>")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    tokenizer = Tokenizer.load(tmp_path)
+    examples = Translation(length=5).prepare(data, CONFIG, tokenizer)
+    for dataset in (examples.train.dataset, examples.validation.dataset):
+        for i in range(10):
+            for ids in dataset[i].values():
+                assert ids[0] == 0 and ids[-1] == 2 and 2 not in ids[:-1]
+    features = Translation(length=5).features(["der hund sieht und geht", "rot"], tokenizer, CONFIG)
+    first, second = (features.dataset.dataset[i]["input_ids"].tolist() for i in range(2))
+    assert first == [0, *tokenizer.encode("der hund sieht"), 2] and second == [0, *tokenizer.encode("rot"), 2]
+    assert features.extra["cut"].tolist() == [True, False]
+
+
+def test_a_target_vocabulary_that_does_not_hold_the_tokenizers(data):
+    examples = Translation().prepare(data, CONFIG)
+    size = examples.processor.vocab_size
+    config = dataclasses.replace(CONFIG, vocab_size=size, target_vocab_size=size - 1)
+    with pytest.raises(
+        ValueError, match=f"target's tokenizer has {size} tokens but model.target_vocab_size is {size - 1}"
+    ):
+        Translation().configure(config, examples)
 
 
 def test_settings_that_make_no_sense(data):

@@ -20,6 +20,7 @@ from transformers_jax.data import (
     TranslationData,
     read_pairs,
 )
+from transformers_jax.data.encoding import Template
 from transformers_jax.data.labelled import warn_once
 from transformers_jax.generation import Sampling, beam_search, generate
 from transformers_jax.models import Seq2SeqLanguageModel
@@ -92,7 +93,6 @@ class Translation(Task):
         held_out = read_pairs(data, part="validation")
         train = read_pairs(data, part="train")
         tokenizer: Tokenizer = processor or _make_tokenizer(data, train)
-        _end_of(tokenizer)
         facts = {}
         pairs = self._encode(train, tokenizer) if training else None
         if pairs is not None:
@@ -127,13 +127,16 @@ class Translation(Task):
     def _encode(self, pairs: Sequence[SentencePair], tokenizer: Tokenizer) -> "_Pairs":
         sources = tokenizer.encode_arrays([self.prefix + pair.source for pair in pairs])
         targets = tokenizer.target.encode_arrays([pair.target for pair in pairs])
-        return _Pairs.of(sources, targets, _end_of(tokenizer))
+        return _Pairs.of((sources, targets), (_frame(tokenizer), _frame(tokenizer.target)))
 
     def configure(self, config: Any, examples: Examples) -> Any:
         if not hasattr(config, "target_vocab_size"):
             raise ValueError(f"translation needs an encoder-decoder, not a {type(config).__name__}")
         self._length(config)
-        return with_tokenizer(config, examples.processor)
+        tokenizer, limit = examples.processor, config.target_vocab_size
+        if limit is not None and (size := tokenizer.target.vocab_size) > limit:
+            raise ValueError(f"the target's tokenizer has {size} tokens but model.target_vocab_size is {limit}")
+        return with_tokenizer(config, tokenizer)
 
     def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         length = self._length(config)
@@ -224,9 +227,9 @@ class Translation(Task):
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
         """Texts, or dictionaries with "text"."""
         texts = [_read_input(value, f"input {i}") for i, value in enumerate(inputs)]
-        length, end = self._length(config), _end_of(processor)
+        length, frame = self._length(config), _frame(processor)
         encoded = processor.encode_arrays([self.prefix + text for text in texts])
-        pairs = _Pairs.of(encoded, [np.zeros(0, np.int32)] * len(encoded), end)
+        pairs = _Pairs.of((encoded, [np.zeros(0, np.int32)] * len(encoded)), (frame, frame))
         cut = pairs.lengths > length
         dataset = pairs.ragged(processor, length)
         return Features(dataset, {"tokenizer": processor, "cut": cut, "length": length})
@@ -255,21 +258,26 @@ class Translation(Task):
         return prediction.get("translations", [prediction])[0]["translation"]
 
 
+_Frame = tuple[np.ndarray, np.ndarray]
+"""Ids before and after a text."""
+
+
 class _Pairs:
     """Encoded pairs in one array: `places[0][i]` and `places[1][i]` are where source and target of pair i begin and
     end."""
 
-    def __init__(self, ids: np.ndarray, places: np.ndarray):
-        self.ids, self.places = ids, places
+    def __init__(self, ids: np.ndarray, places: np.ndarray, ends: tuple[int, int]):
+        self.ids, self.places, self.ends = ids, places, ends
 
     @classmethod
-    def of(cls, sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], end: int) -> "_Pairs":
-        """Of texts without special tokens, each of which gets `end`."""
-        last = np.array([end])
-        parts = [part for text in (*sources, *targets) for part in (text, last)]
-        ends = np.cumsum([len(text) + 1 for text in (*sources, *targets)]).reshape(2, -1)
+    def of(cls, sides: Sequence[Sequence[np.ndarray]], frames: Sequence["_Frame"]) -> "_Pairs":
+        """Of sources and targets without special tokens, and what stands around each."""
+        framed = [(before, text, after) for texts, (before, after) in zip(sides, frames, strict=True) for text in texts]
+        ends = np.cumsum([sum(map(len, parts)) for parts in framed]).reshape(2, -1)
         starts = np.concatenate([[0], ends.reshape(-1)[:-1]]).reshape(2, -1)
-        return cls(np.concatenate(parts).astype(np.int32), np.stack([starts, ends], axis=-1))
+        ids = np.concatenate([part for parts in framed for part in parts]).astype(np.int32)
+        source_end, target_end = (len(after) for _, after in frames)
+        return cls(ids, np.stack([starts, ends], axis=-1), (source_end, target_end))
 
     def __len__(self) -> int:
         return self.places.shape[1]
@@ -280,10 +288,10 @@ class _Pairs:
         return np.max(np.diff(self.places, axis=-1)[..., 0], axis=0)
 
     def no_longer_than(self, length: int) -> "_Pairs":
-        return _Pairs(self.ids, self.places[:, self.lengths <= length])
+        return _Pairs(self.ids, self.places[:, self.lengths <= length], self.ends)
 
     def ragged(self, tokenizer: Tokenizer, length: int) -> Ragged:
-        """As a dataset, texts cut at `length`, but with their last token."""
+        """As a dataset, texts cut at `length`, but with what ends them."""
         padding = {"input_ids": tokenizer.pad_id or 0, "labels": IGNORED_LABEL}
         source = grain.MapDataset.source(_CutPairs(self, length))
         return Ragged(source, np.minimum(self.lengths, length).astype(np.int32), length, padding)
@@ -297,12 +305,14 @@ class _CutPairs:
         return len(self.pairs)
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, np.ndarray]:
-        source, target = (self._text(*place) for place in self.pairs.places[:, int(index)].tolist())
+        source, target = map(self._text, self.pairs.places[:, int(index)].tolist(), self.pairs.ends)
         return {"input_ids": source, "labels": target}
 
-    def _text(self, start: int, end: int) -> np.ndarray:
-        ids = self.pairs.ids[start:end]
-        return ids if len(ids) <= self.length else np.append(ids[: self.length - 1], ids[-1])
+    def _text(self, place: Sequence[int], end: int) -> np.ndarray:
+        ids = self.pairs.ids[slice(*place)]
+        if len(ids) <= self.length:
+            return ids
+        return np.concatenate([ids[: self.length - end], ids[len(ids) - end :]])
 
 
 def _make_tokenizer(data: TranslationData, pairs: Sequence[SentencePair]) -> Tokenizer:
@@ -312,10 +322,14 @@ def _make_tokenizer(data: TranslationData, pairs: Sequence[SentencePair]) -> Tok
     return Tokenizer.train_subword(texts, vocab_size=data.vocab_size, kind=data.tokenizer)
 
 
-def _end_of(tokenizer: Tokenizer) -> int:
-    if tokenizer.eos_id is None:
+def _frame(tokenizer: Tokenizer) -> _Frame:
+    """What stands before and after a text: what the tokenizer says (BART's <s> and </s>), the token that ends a text
+    at least."""
+    end = tokenizer.eos_id
+    if end is None:
         raise ValueError("the tokenizer has no token that ends a text (eos_token), which translation needs")
-    return tokenizer.eos_id
+    before, after = Template.of(tokenizer).specials
+    return before, after if end in after else np.append(after, end)
 
 
 def _texts(rows: Sequence[Row], tokenizer: Tokenizer) -> list[list[str]]:
