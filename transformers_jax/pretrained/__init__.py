@@ -18,6 +18,7 @@ from transformers_jax.pretrained import engine
 from transformers_jax.pretrained.bart import BART
 from transformers_jax.pretrained.bert import BERT
 from transformers_jax.pretrained.configs import CLASSIFIERS, give_labels, take_labels
+from transformers_jax.pretrained.davit import DAVIT
 from transformers_jax.pretrained.deit import DEIT
 from transformers_jax.pretrained.distilbert import DISTILBERT
 from transformers_jax.pretrained.engine import Family, Loaded, Shardings
@@ -33,9 +34,12 @@ from transformers_jax.pretrained.files import (
     written_at_once,
 )
 from transformers_jax.pretrained.gpt2 import GPT2
+from transformers_jax.pretrained.image_gpt import IMAGE_GPT
 from transformers_jax.pretrained.marian import MARIAN
 from transformers_jax.pretrained.roberta import ROBERTA
+from transformers_jax.pretrained.swin import SWIN
 from transformers_jax.pretrained.t5 import T5
+from transformers_jax.pretrained.timm import from_timm, is_timm, processor_of, to_timm
 from transformers_jax.pretrained.vit import VIT
 
 __all__ = [
@@ -48,7 +52,7 @@ __all__ = [
     "save_pretrained",
 ]
 
-FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, VIT, DEIT, MARIAN, BART, T5)
+FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, VIT, DEIT, SWIN, DAVIT, MARIAN, BART, T5, IMAGE_GPT)
 
 # fmt: off
 WITHOUT_EFFECT = frozenset({
@@ -129,7 +133,7 @@ def load_pretrained(
 ) -> Loaded:
     """`from_pretrained`, with the account of what was new and what was left out beside the model."""
     directory = find_directory(source, revision=revision)
-    fields = read_json(directory / CONFIG)
+    fields = _read_fields(directory)
     family = _family(fields.get("model_type"), directory)
     read = _read_config(family, fields, directory)
     named = next(iter(fields.get("architectures") or ()), None)
@@ -169,7 +173,7 @@ def save_pretrained(
     processor: SavesFiles | None = None,
     max_shard_size: int | str = "5GB",
 ) -> None:
-    """Write `model` as a checkpoint that `from_pretrained` and transformers read: `config.json`, `model.safetensors`
+    """Write `model` as a checkpoint that `from_pretrained` and transformers (of a DaViT, timm) read: `config.json`, `model.safetensors`
     (several with an index beyond `max_shard_size`), a decoder's `generation_config.json` and the files of the
     `processor`, which is a tokenizer or an image processor.
 
@@ -192,13 +196,18 @@ def save_pretrained(
         if processor is not None:
             processor.save(new)
         header = {"model_type": family.model_type, "architectures": [chosen.name], "dtype": kind}
-        write_json(new / CONFIG, config | header)
+        write_json(new / CONFIG, to_timm(config, processor) if family.library == "timm" else config | header)
 
 
 def load_image_processor(directory: Path) -> ImageProcessor | None:
     """The processor that a checkpoint of an image model comes with, or that its family has without one; None for a
-    model of text."""
-    fields = read_json(directory / CONFIG)
+    model of text. FileNotFoundError or ValueError for an Image GPT without its palette."""
+    fields = _read_fields(directory)
+    if fields.get("model_type") == IMAGE_GPT.model_type:
+        processor = ImageProcessor.load(directory, channels=fields.get("num_channels", 3))
+        if processor.palette is None:
+            raise ValueError(f"{directory / PREPROCESSOR} has no clusters, the palette of an Image GPT")
+        return processor
     if "image_size" not in fields:
         return None
     channels = fields.get("num_channels", 3)
@@ -208,6 +217,15 @@ def load_image_processor(directory: Path) -> ImageProcessor | None:
     return ImageProcessor.default_of(
         str(fields.get("model_type")), as_size(tuple(size) if isinstance(size, list) else size), channels
     )
+
+
+def _read_fields(directory: Path) -> dict[str, Any]:
+    """config.json as transformers would write it, be it its own or timm's."""
+    fields = read_json(directory / CONFIG)
+    try:
+        return from_timm(fields) if is_timm(fields) else fields
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{directory / CONFIG}: {error}") from None
 
 
 def _family(model_type: object, directory: Path) -> Family:
@@ -233,7 +251,7 @@ def _layout(model: Any) -> tuple[Family, engine.Architecture]:
 def _check_fixed(family: Family, architecture: engine.Architecture, config: Any, where: str = "") -> None:
     for name, value in family.fixed(config, architecture.head).items():
         if (found := getattr(config, name)) != value:
-            raise ValueError(f"{where}{architecture.name} of transformers has {name}={value!r}, not {found!r}")
+            raise ValueError(f"{where}{architecture.name} of {family.library} has {name}={value!r}, not {found!r}")
 
 
 def _with_labels(config: Any, architecture: engine.Architecture, fields: Mapping[str, Any], directory: Path) -> Any:

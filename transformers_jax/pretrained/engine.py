@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +121,8 @@ class Family:
     their head (a pooler): left out by a model without them, new with a new head; all see names without prefix. The
     first architecture is the bare backbone. `read_config` takes the fields it knows out of a config.json's,
     `write_config` gives them back. `fits(config)` tells whether a model of the backbone is one of this family, where
-    several have the backbone; `fixed(config, head)` names what its classes compute whatever config.json says.
+    several have the backbone; `fixed(config, head)` names what its classes compute whatever config.json says. `library`
+    is whose files these are: timm's config.json has a form of its own, which becomes this one outside of the engine.
     """
 
     model_type: str
@@ -136,6 +137,7 @@ class Family:
     spare: tuple[str, ...] = ()
     fits: Callable[[Any], bool] = lambda config: True
     fixed: Callable[[Any, type | None], Mapping[str, Any]] = lambda config, head: {}
+    library: Literal["transformers", "timm"] = "transformers"
 
     def architecture(self, name: str) -> Architecture:
         for architecture in self.architectures:
@@ -168,12 +170,14 @@ class Family:
 @dataclasses.dataclass(frozen=True)
 class Loaded:
     """A model and an account of how it was read: paths of its parameters that the file did not hold and that start
-    fresh (`new`), and tensors of the file that this model does not have and that were left out (`unused`)."""
+    fresh (`new`), tensors of the file that this model does not have and that were left out (`unused`), and paths of the
+    parameters that were resized (`resized`), such as positions for images of another size."""
 
     model: Any
     architecture: str
     new: tuple[str, ...]
     unused: tuple[str, ...]
+    resized: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -481,14 +485,20 @@ def load(
         logger.warning("new parameters, not in the checkpoint: %s", ", ".join(plan.new))
     if plan.unused:
         logger.warning("tensors that %s does not have, left out: %s", architecture.name, ", ".join(plan.unused))
+    resized = {}
     for path, leaf in in_files.items():
         if path not in values:
             value = _assemble(files, plan.sources[path], leaf)
-            if leaf.shape != parameters[path].shape:
-                value = np.asarray(config.carry_over({path: jnp.asarray(value)}, held)[path])
+            if held != config:
+                before = jnp.asarray(value)
+                after = config.carry_over({path: before}, held)[path]
+                if after is not before:
+                    value, resized[path] = np.asarray(after), f"{path} {_show(before.shape)} to {_show(after.shape)}"
             values[path] = _place(value, placed[path])
+    if resized:
+        logger.warning("resized: %s", ", ".join(resized.values()))
     model = jax.tree.unflatten(jax.tree.structure(abstract), [values[path] for path in parameters])
-    return Loaded(model, architecture.name, plan.new, plan.unused)
+    return Loaded(model, architecture.name, plan.new, plan.unused, tuple(resized))
 
 
 def export(

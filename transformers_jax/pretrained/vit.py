@@ -74,7 +74,7 @@ def read_config(fields: dict[str, Any]) -> ViTConfig:
     width = fields.pop("pooler_output_size", None) or fields.get("hidden_size", FIELDS["hidden_size"][1])
     take_required(fields, REQUIRED)
     activation = take_activation(fields, "hidden_act", "gelu")
-    sizes: dict[str, Any] = {name: _simplest(fields.pop(name, default)) for name, default in SIZES.items()}
+    sizes: dict[str, Any] = {name: simplest(fields.pop(name, default)) for name, default in SIZES.items()}
     config = ViTConfig(activation=activation, **take_fields(fields, FIELDS), **sizes)
     if width != config.dim:
         raise ValueError(f"config.json sets pooler_output_size to {width}; only hidden_size {config.dim} is supported")
@@ -84,12 +84,12 @@ def read_config(fields: dict[str, Any]) -> ViTConfig:
 def write_config(config: ViTConfig) -> dict[str, Any]:
     """The fields of config.json that are ViT's own."""
     written = give_fields(config, FIELDS) | {"intermediate_size": config.mlp_dim or 4 * config.dim}
-    sizes = {name: _simplest(getattr(config, name)) for name in SIZES}
+    sizes = {name: simplest(getattr(config, name)) for name in SIZES}
     return {"hidden_act": give_activation(config.activation), **written, **sizes, **REQUIRED}
 
 
-def _simplest(size: Any) -> Size:
-    """One number for a square: transformers resizes positions only for patches of one number."""
+def simplest(size: Any) -> Size:
+    """One number for a square, tuple or list: transformers resizes positions only for patches of one number."""
     size = tuple(size) if isinstance(size, list) else size
     return size[0] if isinstance(size, tuple) and len(size) == 2 and size[0] == size[1] else size
 
