@@ -30,7 +30,9 @@ def test_defaults_of_published_checkpoints():
     assert ImageProcessor.default_of("deit", 384).resize == round(384 * 256 / 224)
     grey = ImageProcessor.default_of("vit", (20, 30), channels=1)
     assert grey(picture(50, 40, "L")).shape == (20, 30, 1)
-    with pytest.raises(ValueError, match="no image processor is known for a 'bert'; there are vit and deit"):
+    swin = ImageProcessor.default_of("swin", (20, 30))
+    assert (swin.resize, swin.resampling, swin.crop, swin.mean) == ((20, 30), "bicubic", False, (0.485, 0.456, 0.406))
+    with pytest.raises(ValueError, match="no image processor is known for a 'bert'; there are vit, deit and swin"):
         ImageProcessor.default_of("bert", 224)
 
 

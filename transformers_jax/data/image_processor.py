@@ -94,17 +94,20 @@ class ImageProcessor:
     def default_of(cls, model_type: str, size: int | tuple[int, int], channels: int = 3) -> "ImageProcessor":
         """What the published checkpoints of a kind do, for one that comes without the file.
 
-        "vit": resized to `size` whatever the shape, bilinear, to values from -1 to 1 (Google's); "imagegpt" the same,
-        here without its palette. "deit": the shorter side resized to 256 for each 224 of `size`, bicubic, the centre
-        cut out, ImageNet's mean and std (Facebook's).
+        "vit": resized to `size` whatever the shape, bilinear, to values from -1 to 1 (Google's). "deit": the shorter
+        side resized to 256 for each 224 of `size`, bicubic, the centre cut out, ImageNet's mean and std (Facebook's).
+        "swin": as "vit", but bicubic, and ImageNet's mean and std (Microsoft's).
         """
         size = (size, size) if isinstance(size, int) else size
-        if model_type in ("vit", "imagegpt"):
+        if model_type == "vit":
             half = _spread(HALF, channels)
             return cls(size, channels=channels, resize=size, resampling="bilinear", mean=half, std=half)
         if model_type == "deit":
             return cls.standard(size, channels=channels, mean=IMAGENET_MEAN, std=IMAGENET_STD, crop_fraction=224 / 256)
-        raise ValueError(f"no image processor is known for a {model_type!r}; there are vit and deit")
+        if model_type == "swin":
+            mean, std = _spread(IMAGENET_MEAN, channels), _spread(IMAGENET_STD, channels)
+            return cls(size, channels=channels, resize=size, resampling="bicubic", mean=mean, std=std)
+        raise ValueError(f"no image processor is known for a {model_type!r}; there are vit, deit and swin")
 
     def __call__(self, image: Image.Image) -> np.ndarray:
         """uint8 pixels (height, width, channels) of `size`; `image` is RGB, or L for one channel."""

@@ -1,8 +1,10 @@
 """Swin of transformers: the bare model and the image classifier."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from transformers_jax.data.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from transformers_jax.models import ImageClassifier, Swin, SwinConfig
 from transformers_jax.models.base import as_size
 from transformers_jax.pretrained.configs import (
@@ -76,7 +78,10 @@ def read_config(fields: dict[str, Any]) -> SwinConfig:
     sizes: dict[str, Any] = {name: simplest(fields.pop(name, default)) for name, default in SIZES.items()}
     ours, width = take_fields(fields, FIELDS), fields.pop("embed_dim", 96)
     dims = tuple(width * 2**stage for stage in range(len(ours["depths"])))
-    return SwinConfig(activation=activation, dims=dims, **ours, **sizes)
+    config = SwinConfig(activation=activation, dims=dims, **ours, **sizes)
+    if config.channels != len(IMAGENET_MEAN):
+        return config
+    return dataclasses.replace(config, image_mean=IMAGENET_MEAN, image_std=IMAGENET_STD)
 
 
 def write_config(config: SwinConfig) -> dict[str, Any]:
