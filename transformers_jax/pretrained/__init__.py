@@ -173,9 +173,9 @@ def save_pretrained(
     processor: SavesFiles | None = None,
     max_shard_size: int | str = "5GB",
 ) -> None:
-    """Write `model` as a checkpoint that `from_pretrained` and transformers (of a DaViT, timm) read: `config.json`, `model.safetensors`
-    (several with an index beyond `max_shard_size`), a decoder's `generation_config.json` and the files of the
-    `processor`, which is a tokenizer or an image processor.
+    """Write `model` as a checkpoint that `from_pretrained` and transformers (of a DaViT: timm) read: `config.json`,
+    `model.safetensors` (several with an index beyond `max_shard_size`), a decoder's `generation_config.json` and the
+    files of the `processor`, which is a tokenizer or an image processor.
 
     Parameters keep their types. Written aside and moved into `directory` at the end; a checkpoint that was there is
     replaced. ValueError when transformers has no such model, or it computes something else.
@@ -213,6 +213,11 @@ def load_image_processor(directory: Path) -> ImageProcessor | None:
     channels = fields.get("num_channels", 3)
     if (directory / PREPROCESSOR).is_file():
         return ImageProcessor.load(directory, channels=channels)
+    if is_timm(said := read_json(directory / CONFIG)):
+        try:
+            return processor_of(said)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{directory / CONFIG}: {error}") from None
     size = fields["image_size"]
     return ImageProcessor.default_of(
         str(fields.get("model_type")), as_size(tuple(size) if isinstance(size, list) else size), channels
