@@ -1,4 +1,4 @@
-"""The command `transformers-jax`: train, evaluate, predict, generate, translate, plan, convert."""
+"""The command `transformers-jax`: train, evaluate, predict, generate, translate, draw, probe, plan, convert."""
 
 import ast
 import contextlib
@@ -29,9 +29,9 @@ from transformers_jax.experiment import (
     run_seeds,
 )
 from transformers_jax.inputs import read_inputs, read_text_lines
-from transformers_jax.models import LanguageModel
+from transformers_jax.pictures import draw_command, probe_command
 from transformers_jax.planning.command import plan_command
-from transformers_jax.tasks import Translation
+from transformers_jax.tasks import LanguageModeling, PixelModeling, Translation
 from transformers_jax.training.distributed import DistributedConfig, LostProcessError, launched, together
 from transformers_jax.training.loop import TrainingDivergedError
 from transformers_jax.training.process import prepare_process
@@ -350,10 +350,10 @@ def generate_command(arguments: list[str]) -> int:
         min_new_tokens=command.min_new_tokens,
     )
     loaded = load(command.checkpoint, which=command.which, dtype=command.dtype)
-    if not isinstance(loaded.model, LanguageModel):
+    if not isinstance(loaded.task, LanguageModeling):
+        more = "`draw` makes its pictures" if isinstance(loaded.task, PixelModeling) else "`predict` shows what it does"
         raise ValueError(
-            f"{command.checkpoint} holds a {type(loaded.model).__name__}, which does not write text; "
-            "`predict` shows what it does"
+            f"{command.checkpoint} holds a {type(loaded.model).__name__}, which does not write text; {more}"
         )
     tokenizer, limit = loaded.processor, loaded.model.config.max_length
     prompt = sys.stdin.read() if command.prompt == "-" else command.prompt
@@ -412,6 +412,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "predict": (predict_command, "say what a model makes of new inputs"),
     "generate": (generate_command, "write text that continues a prompt"),
     "translate": (translate_command, "translate text, line by line"),
+    "draw": (draw_command, "make pictures with an Image GPT, or complete given ones"),
+    "probe": (probe_command, "train a linear classifier on an Image GPT's features, layer by layer"),
     "plan": (plan_command, "say what a training needs: memory, FLOPs, communication, time"),
     "convert": (convert_command, "write a checkpoint in the Hugging Face layout"),
 }
@@ -425,7 +427,7 @@ FAILURES = (TrainingDivergedError, ChildProcessError, LostProcessError)
 INTERRUPTED = 75
 """The exit code (EX_TEMPFAIL) of many processes that a signal to one of them stopped."""
 
-IN_ONE_PROCESS = ("evaluate", "predict", "generate", "translate", "convert")
+IN_ONE_PROCESS = ("evaluate", "predict", "generate", "translate", "draw", "probe", "convert")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -538,7 +538,7 @@ def _load_pretrained(source: str | Path, dtype: str | None, mesh: Mesh | None) -
     directory = find_directory(source)
     placed = None if mesh is None else functools.partial(sharding_of, mesh=mesh)
     processor, changes = load_image_processor(directory), {} if dtype is None else {"dtype": dtype}
-    if processor is not None:
+    if processor is not None and processor.palette is None:
         changes |= {"image_mean": processor.mean, "image_std": processor.std}
     model = from_pretrained(directory, shardings=placed, changes=changes)
     task = task_of(model)

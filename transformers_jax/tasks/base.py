@@ -30,7 +30,7 @@ R = TypeVar("R")
 Row = Mapping[str, np.ndarray]
 """What a model says of one example: arrays without a batch axis, filled up as the example was in its batch."""
 
-LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "mean_squared_error")
+LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "bits_per_pixel", "mean_squared_error")
 """Metrics of which less is better; of all others more."""
 
 
