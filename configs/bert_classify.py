@@ -8,9 +8,9 @@ sizes replace what stands below. The columns are called `text` and `label`; for 
     transformers-jax train --config bert_classify --initial-checkpoint MiniLM-L6 --workdir runs/sst2 \
         --data.source sst2/train.tsv --data.validation-source sst2/dev.tsv --data.text-column 0 --data.label-column 1
 
-Hardware: two CPU cores (AMD EPYC), about a quarter of an hour a seed on one of them. Accuracy on the whole dev set after
-the last epoch, from seeds 0, 1, 2: 88.5, 88.1, 88.6 %; the same recipe in PyTorch (benchmarks/reference_bert.py): 87.4 %
-on average, with a standard deviation of 0.3.
+Hardware: two CPU cores (AMD EPYC), about a quarter of an hour a seed on one of them. Accuracy on the whole dev set
+after the last epoch, from seeds 0, 1, 2: 88.5, 88.1, 88.6 %; the same recipe in PyTorch
+(benchmarks/reference_bert.py): 87.4 % on average, with a standard deviation of 0.3.
 """
 
 from transformers_jax.data import ClassificationData
