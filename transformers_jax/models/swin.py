@@ -101,26 +101,30 @@ class SwinConfig(PyramidConfig):
         return resized
 
     @classmethod
+    def _sized(cls, changes: dict[str, Any], **sizes: Any) -> "SwinConfig":
+        return cls(**(sizes | changes))
+
+    @classmethod
     def tiny(cls, **changes: Any) -> "SwinConfig":
         """28 M parameters under a head for 1,000 classes."""
-        return cls(**(dict(stochastic_depth=0.2) | changes))
+        return cls._sized(changes, stochastic_depth=0.2)
 
     @classmethod
     def small(cls, **changes: Any) -> "SwinConfig":
         """50 M parameters."""
-        return cls(**(dict(depths=(2, 2, 18, 2), stochastic_depth=0.3) | changes))
+        return cls._sized(changes, depths=(2, 2, 18, 2), stochastic_depth=0.3)
 
     @classmethod
     def base(cls, **changes: Any) -> "SwinConfig":
         """88 M parameters."""
-        sizes = dict(dims=(128, 256, 512, 1024), depths=(2, 2, 18, 2), heads=(4, 8, 16, 32), stochastic_depth=0.5)
-        return cls(**(sizes | changes))
+        sizes: dict[str, Any] = dict(dims=(128, 256, 512, 1024), depths=(2, 2, 18, 2), heads=(4, 8, 16, 32))
+        return cls._sized(changes, **sizes, stochastic_depth=0.5)
 
     @classmethod
     def large(cls, **changes: Any) -> "SwinConfig":
         """197 M parameters."""
-        sizes = dict(dims=(192, 384, 768, 1536), depths=(2, 2, 18, 2), heads=(6, 12, 24, 48), stochastic_depth=0.2)
-        return cls(**(sizes | changes))
+        sizes: dict[str, Any] = dict(dims=(192, 384, 768, 1536), depths=(2, 2, 18, 2), heads=(6, 12, 24, 48))
+        return cls._sized(changes, **sizes, stochastic_depth=0.2)
 
 
 def fit_window(
