@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from flax import nnx
 
-import transformers_jax.experiment
+import transformers_jax.running
 from transformers_jax.cli import _main as run_command
 from transformers_jax.data import Tokenizer
-from transformers_jax.experiment import load
+from transformers_jax.loading import load
 from transformers_jax.models import BertConfig
 from transformers_jax.pretrained import save_pretrained
 from transformers_jax.training.chips import CHIPS
@@ -83,7 +83,7 @@ def test_training_says_how_well_the_devices_are_used_and_traces_steps_on_request
     assert not any("mfu" in line for line in lines(workdir))  # nobody knows the peak of this CPU
     arguments = ["train", "--config", "gpt_python_docs", "--workdir", str(tmp_path / "run"), *SMALL]
     arguments += ["--data.source", str(text_file), "--training.log-every", "1"]
-    monkeypatch.setattr(transformers_jax.experiment, "chip_of", lambda device: CHIPS["a100"])
+    monkeypatch.setattr(transformers_jax.running, "chip_of", lambda device: CHIPS["a100"])
     assert run_command([*arguments, "--training.profile-steps", "3", "4"]) == 0
     out = capsys.readouterr().out
     assert "a device does at most 1.56e+14 a second" in out  # float32, through TF32

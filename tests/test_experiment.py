@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 import transformers_jax
-import transformers_jax.experiment
+import transformers_jax.running
 from transformers_jax.data import TextData
-from transformers_jax.experiment import Experiment, evaluate, load, load_config, run
+from transformers_jax.experiment import Experiment, load_config
+from transformers_jax.loading import evaluate, load
 from transformers_jax.models import GPTConfig
+from transformers_jax.running import run
 from transformers_jax.tasks import LanguageModeling
 from transformers_jax.training.logging import MetricsLogger
 from transformers_jax.training.loop import TrainingConfig, TrainingDivergedError
@@ -73,13 +75,13 @@ def assert_same_parameters(first, second):
 def seen_batches(monkeypatch):
     """The rows of every batch that a run trains on."""
     seen = []
-    original = transformers_jax.experiment.put_batch
+    original = transformers_jax.running.put_batch
 
     def put_batch(batch, sharding):
         seen.append(batch["input_ids"].copy())
         return original(batch, sharding)
 
-    monkeypatch.setattr(transformers_jax.experiment, "put_batch", put_batch)
+    monkeypatch.setattr(transformers_jax.running, "put_batch", put_batch)
     return seen
 
 
@@ -124,7 +126,8 @@ def test_stopping_and_continuing_equals_never_stopping(experiment, tmp_path, mon
 
 CHILD = """
 import json, sys, jax
-from transformers_jax.experiment import Experiment, run
+from transformers_jax.experiment import Experiment
+from transformers_jax.running import run
 from transformers_jax.training.settings import from_data
 jax.config.update("jax_compilation_cache_dir", sys.argv[3])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
@@ -321,7 +324,7 @@ def test_training_stops_early_and_keeps_the_best_checkpoint(experiment, tmp_path
 
 def test_training_and_evaluation_steps_are_compiled_once(experiment, tmp_path, monkeypatch):
     traces = {"train": 0, "evaluate": 0}
-    original = transformers_jax.experiment.make_train_step
+    original = transformers_jax.running.make_train_step
 
     def make_train_step(*args, **kwargs):
         step = original(*args, **kwargs)
@@ -337,7 +340,7 @@ def test_training_and_evaluation_steps_are_compiled_once(experiment, tmp_path, m
             traces["evaluate"] += 1
             return super().evaluate(model, batch)
 
-    monkeypatch.setattr(transformers_jax.experiment, "make_train_step", make_train_step)
+    monkeypatch.setattr(transformers_jax.running, "make_train_step", make_train_step)
     task = Counted(
         **{field.name: getattr(experiment.task, field.name) for field in dataclasses.fields(experiment.task)}
     )

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformers_jax.experiment import Experiment, make_program
+from transformers_jax.experiment import Experiment
 from transformers_jax.generation import Sampling, beam_search, generate
 from transformers_jax.models import BertConfig, EncoderDecoderConfig, GPTConfig, ViTConfig
+from transformers_jax.running import make_program
 from transformers_jax.tasks import ImageClassification, LanguageModeling, MaskedLM, Translation
 from transformers_jax.training.loop import TrainingConfig
 from transformers_jax.training.mesh import MeshConfig, batch_sharding, make_mesh, put_batch

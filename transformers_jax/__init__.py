@@ -8,15 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformers_jax.experiment import Experiment, Loaded, evaluate, load, run
+    from transformers_jax.experiment import Experiment
+    from transformers_jax.loading import Loaded, evaluate, load
     from transformers_jax.pretrained import from_pretrained, save_pretrained
+    from transformers_jax.running import run
 
 _HOMES = {
     "Experiment": "experiment",
-    "Loaded": "experiment",
-    "evaluate": "experiment",
-    "load": "experiment",
-    "run": "experiment",
+    "Loaded": "loading",
+    "evaluate": "loading",
+    "load": "loading",
+    "run": "running",
     "from_pretrained": "pretrained",
     "save_pretrained": "pretrained",
 }

@@ -20,17 +20,12 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn, track
 
 from transformers_jax.arguments import experiment_named, parse, wants_help
-from transformers_jax.experiment import (
-    Experiment,
-    Loaded,
-    evaluate,
-    load,
-    run,
-    run_seeds,
-)
+from transformers_jax.experiment import Experiment
 from transformers_jax.inputs import read_inputs, read_text_lines
+from transformers_jax.loading import Loaded, evaluate, load
 from transformers_jax.pictures import draw_command, probe_command
 from transformers_jax.planning.command import plan_command
+from transformers_jax.running import run, run_seeds
 from transformers_jax.tasks import LanguageModeling, PixelModeling, Translation
 from transformers_jax.training.distributed import DistributedConfig, LostProcessError, launched, together
 from transformers_jax.training.loop import TrainingDivergedError

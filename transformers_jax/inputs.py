@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers_jax.data.files import decode_lines, kind_of, read_lines
 from transformers_jax.data.tables import raise_bad, read_rows
-from transformers_jax.experiment import Loaded, check_unicode
+from transformers_jax.loading import Loaded, check_unicode
 from transformers_jax.tasks import Task
 
 TABLES = (".csv", ".tsv", ".parquet", ".json")

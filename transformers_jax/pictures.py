@@ -13,8 +13,8 @@ from transformers_jax.arguments import parse
 from transformers_jax.data import ImageData, ImageSet, read_images
 from transformers_jax.data.image_examples import Inputs, PrepareImage
 from transformers_jax.data.image_files import show_path
-from transformers_jax.experiment import Loaded, load
 from transformers_jax.generation import Sampling
+from transformers_jax.loading import Loaded, load
 from transformers_jax.models import ImageGPTConfig, LanguageModel
 from transformers_jax.tasks import PixelEmbedding, complete_pictures, sample_pictures
 from transformers_jax.tasks.metrics import need

@@ -8,12 +8,13 @@ import pytest
 
 from transformers_jax.cli import _main as run_command
 from transformers_jax.data import ClassificationData, EntityData, ImageData, SpanData, TextData, TranslationData
-from transformers_jax.experiment import Experiment, make_program
+from transformers_jax.experiment import Experiment
 from transformers_jax.models import BertConfig, EncoderDecoderConfig, GPTConfig, RecurrentSeq2SeqConfig, ViTConfig
 from transformers_jax.planning.compiled import compile_step
 from transformers_jax.planning.flops import count_flops
 from transformers_jax.planning.plan import abstract_mesh, configured, make_plan, remedies
 from transformers_jax.planning.program import read_program
+from transformers_jax.running import make_program
 from transformers_jax.tasks import (
     ImageClassification,
     LanguageModeling,

@@ -13,13 +13,16 @@ from flax import nnx
 from PIL import Image
 
 import transformers_jax
-import transformers_jax.experiment
+import transformers_jax.running
 from transformers_jax.cli import main
 from transformers_jax.data import Augmentation, ImageData
-from transformers_jax.experiment import Experiment, evaluate, load, make_evaluate, run
+from transformers_jax.evaluation import make_evaluate
+from transformers_jax.experiment import Experiment
 from transformers_jax.inputs import read_inputs
+from transformers_jax.loading import evaluate, load
 from transformers_jax.models import ImageClassifier, ViT, ViTConfig
 from transformers_jax.models.output import ModelOutput
+from transformers_jax.running import run
 from transformers_jax.tasks import ImageClassification
 from transformers_jax.training.loop import TrainingConfig
 from transformers_jax.training.mesh import MeshConfig, make_mesh, one_device
@@ -423,9 +426,9 @@ def test_interrupted_with_augmentation_and_mixing_it_ends_the_same(trained, tmp_
     )
     first = run(whole, tmp_path / "whole").state
 
-    train = transformers_jax.experiment.train
+    train = transformers_jax.running.train
     monkeypatch.setattr(
-        transformers_jax.experiment,
+        transformers_jax.running,
         "train",
         lambda *given, config, **rest: train(*given, config=dataclasses.replace(config, steps=7), **rest),
     )

@@ -13,8 +13,11 @@ import pytest
 from flax import nnx
 
 from transformers_jax.data import IGNORED_LABEL, TextData, Tokenizer, training_batches
-from transformers_jax.experiment import Experiment, Loaded, evaluate, load, make_evaluate, run
+from transformers_jax.evaluation import make_evaluate
+from transformers_jax.experiment import Experiment
+from transformers_jax.loading import Loaded, evaluate, load
 from transformers_jax.models import BertConfig, GPTConfig
+from transformers_jax.running import run
 from transformers_jax.tasks import MaskedLM
 from transformers_jax.training.loop import TrainingConfig
 from transformers_jax.training.mesh import MeshConfig, make_mesh, one_device

@@ -14,7 +14,8 @@ transformers = pytest.importorskip("transformers")
 from bert_reference import VOCAB, make, to_torch  # noqa: E402
 
 from transformers_jax.data import IGNORED_LABEL, Tokenizer, training_batches  # noqa: E402
-from transformers_jax.experiment import load, load_config  # noqa: E402
+from transformers_jax.experiment import load_config  # noqa: E402
+from transformers_jax.loading import load  # noqa: E402
 from transformers_jax.models import BertConfig  # noqa: E402
 from transformers_jax.nn import stacked_mask  # noqa: E402
 from transformers_jax.pretrained import from_pretrained, save_pretrained  # noqa: E402

@@ -12,7 +12,9 @@ import pytest
 from tiny_tasks import CONFIG, Lookup, tokenizer_of, training, whole_words
 
 from transformers_jax.data import ClassificationData
-from transformers_jax.experiment import evaluate, load, make_evaluate, run
+from transformers_jax.evaluation import make_evaluate
+from transformers_jax.loading import evaluate, load
+from transformers_jax.running import run
 from transformers_jax.tasks import TextClassification
 from transformers_jax.tasks.base import Features
 from transformers_jax.training.mesh import MeshConfig, make_mesh, one_device

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from transformers_jax.data import Tokenizer
-from transformers_jax.experiment import Loaded
+from transformers_jax.loading import Loaded
 from transformers_jax.models import BertConfig
 from transformers_jax.tasks import TextEmbedding, task_of
 

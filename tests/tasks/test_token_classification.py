@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from tiny_tasks import CONFIG, Lookup, tokenizer_of, training, whole_words
 
 from transformers_jax.data import EntityData, Tokenizer
-from transformers_jax.experiment import evaluate, load, make_evaluate, run
+from transformers_jax.evaluation import make_evaluate
+from transformers_jax.loading import evaluate, load
 from transformers_jax.models import TokenClassifier
+from transformers_jax.running import run
 from transformers_jax.tasks import TokenClassification, task_of
 from transformers_jax.tasks.token_classification import entity_spans
 from transformers_jax.training.mesh import MeshConfig, make_mesh

@@ -19,10 +19,11 @@ from tiny_tasks import training
 
 from transformers_jax.cli import main
 from transformers_jax.data import Tokenizer, TranslationData
-from transformers_jax.experiment import evaluate, load, run
+from transformers_jax.loading import evaluate, load
 from transformers_jax.models import BertConfig, EncoderDecoderConfig, Seq2SeqLanguageModel
 from transformers_jax.models.output import ModelOutput
 from transformers_jax.planning.plan import configured
+from transformers_jax.running import run
 from transformers_jax.tasks import Translation, task_of
 
 CONFIG = EncoderDecoderConfig.marian(

@@ -15,8 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from transformers_jax.experiment import Experiment, make_program
+from transformers_jax.experiment import Experiment
 from transformers_jax.planning.plan import configured, gathered_warnings
+from transformers_jax.running import make_program
 from transformers_jax.training.mesh import AXES, AnyMesh, batch_sharding
 from transformers_jax.training.process import compiled_anew
 

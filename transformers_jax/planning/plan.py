@@ -15,12 +15,13 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from transformers_jax.data.token_budget import TokenBudget
-from transformers_jax.experiment import Experiment, Program, make_program
+from transformers_jax.experiment import Experiment
 from transformers_jax.models.base import ImageConfig, TransformerConfig, as_size
 from transformers_jax.planning.communication import AxisTraffic, traffic
 from transformers_jax.planning.flops import Flops, count_flops
 from transformers_jax.planning.memory import peak_bytes, score_shapes
 from transformers_jax.planning.program import Spread, read_program
+from transformers_jax.running import Program, make_program
 from transformers_jax.tasks import Examples
 from transformers_jax.training.chips import Chip
 from transformers_jax.training.mesh import AXES, AnyMesh, MeshConfig, batch_sharding, check_batch, on_mesh

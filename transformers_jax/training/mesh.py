@@ -95,6 +95,11 @@ def shardings(tree: Any, mesh: AnyMesh, *, rules: Sequence[tuple[str, Axes]] = S
     )
 
 
+def abstract_on(tree: Any, placed: Any) -> Any:
+    """The shapes and types of `tree`, each to lie as the tree `placed` of shardings says."""
+    return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, placed)
+
+
 def sharding_of(
     name: str, leaf: Any, mesh: AnyMesh, *, rules: Sequence[tuple[str, Axes]] = SHARDING_RULES
 ) -> NamedSharding:
