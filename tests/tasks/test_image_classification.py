@@ -15,13 +15,14 @@ from PIL import Image
 import transformers_jax
 import transformers_jax.running
 from transformers_jax.cli import main
-from transformers_jax.data import Augmentation, ImageData
+from transformers_jax.data import Augmentation, ImageData, ImageProcessor
 from transformers_jax.evaluation import make_evaluate
 from transformers_jax.experiment import Experiment
 from transformers_jax.inputs import read_inputs
 from transformers_jax.loading import evaluate, load
-from transformers_jax.models import ImageClassifier, ViT, ViTConfig
+from transformers_jax.models import ImageClassifier, Swin, SwinConfig, ViT, ViTConfig
 from transformers_jax.models.output import ModelOutput
+from transformers_jax.nn import resize_positions
 from transformers_jax.running import run
 from transformers_jax.tasks import ImageClassification
 from transformers_jax.training.loop import TrainingConfig
@@ -272,6 +273,30 @@ def test_converted_it_says_the_same_and_transformers_files_are_there(trained, tm
     for one, other in zip(loaded.predict(paths), again.predict(paths), strict=True):
         assert one["label"] == other["label"]
         assert one["probability"] == pytest.approx(other["probability"], abs=1e-5)
+
+
+def test_fine_tuning_a_swin_with_larger_windows_resizes_its_tables(tmp_path):
+    paint(tmp_path / "pictures", {"blue": 12, "red": 12})
+    sizes: dict = dict(image_size=8, patch_size=2, window=2, dims=(8, 16), depths=(2, 2), heads=(2, 2), init_std=0.5)
+    old = SwinConfig(**sizes, labels=("a", "b", "c"))
+    model = ImageClassifier(Swin(old, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+    processor = ImageProcessor.default_of("swin", 8)
+    transformers_jax.save_pretrained(model, tmp_path / "hf", processor=processor)
+    tuned = experiment(
+        tmp_path / "pictures",
+        task=ImageClassification(image_size=(16, 12), new_head=True),
+        model=SwinConfig.tiny(resize_window=3),
+        initial_checkpoint=str(tmp_path / "hf"),
+        optimizer=OptimizerConfig(learning_rate=0.0),
+        training=TrainingConfig(steps=1, batch_size=8),
+    )
+    state = run(tuned, tmp_path / "run").state
+    config = state.model.config
+    assert (config.window, config.resize_window, config.image_size, config.dims) == (3, None, (16, 12), (8, 16))
+    tables = [one.backbone.stages[1].stack.layers[1].relative.embedding[...][0] for one in (model, state.model)]
+    expected = resize_positions(tables[0], (3, 3), (5, 5), how="bicubic")
+    np.testing.assert_allclose(tables[1], expected, atol=1e-6)
+    assert np.isfinite(load(tmp_path / "run").predict([str(tmp_path / "pictures/red/0.png")])[0]["probability"])
 
 
 def test_fine_tuning_at_a_higher_resolution_resizes_positions_and_starts_a_head_of_zeros(trained, tmp_path):

@@ -93,7 +93,8 @@ class SwinConfig(PyramidConfig):
         """With the tables of position biases resized from windows of the configuration `old` to this one's, as the
         original does it (PyTorch's bicubic): the bias of no offset stays what it was."""
         resized = dict(parameters)
-        before, after = (tuple(2 * side - 1 for side in as_size(one.window)) for one in (old, self))
+        (height, width), (new_height, new_width) = as_size(old.window), as_size(self.window)
+        before, after = (2 * height - 1, 2 * width - 1), (2 * new_height - 1, 2 * new_width - 1)
         if before != after:
             resize = jax.vmap(partial(resize_positions, old=before, new=after))
             for name in filter(_TABLE.fullmatch, resized):
