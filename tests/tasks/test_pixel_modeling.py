@@ -14,10 +14,10 @@ from PIL import Image
 from transformers_jax.cli import _main as run_command
 from transformers_jax.data import Augmentation, ImageData, ImageProcessor
 from transformers_jax.experiment import Experiment
-from transformers_jax.loading import evaluate, load
-from transformers_jax.running import run
 from transformers_jax.generation import Sampling
+from transformers_jax.loading import evaluate, load
 from transformers_jax.models import GPTConfig, ImageGPTConfig
+from transformers_jax.running import run
 from transformers_jax.tasks import (
     PixelEmbedding,
     PixelModeling,
