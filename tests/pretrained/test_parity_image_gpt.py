@@ -165,10 +165,14 @@ def test_tokens_of_pictures_are_those_of_its_image_processor(tmp_path, channels)
         np.testing.assert_array_equal(processor.ids(processor(image)), expected)
 
 
-def test_a_file_without_the_processor_has_no_palette(tmp_path):
+def test_a_model_without_its_palette_is_refused_where_pictures_are_needed(tmp_path):
     random_model(n_positions=36, image_size=None).save_pretrained(tmp_path)
-    processor = load_image_processor(tmp_path)
-    assert processor is not None and processor.size == (6, 6) and processor.palette is None
+    assert from_pretrained(tmp_path).config.clusters == CLUSTERS
+    with pytest.raises(FileNotFoundError, match=r"there is no preprocessor_config\.json in"):
+        load_image_processor(tmp_path)
+    ImageProcessor((6, 6), resize=(6, 6)).save(tmp_path)
+    with pytest.raises(ValueError, match=r"preprocessor_config\.json has no clusters, the palette of an Image GPT"):
+        load_image_processor(tmp_path)
 
 
 @pytest.mark.parametrize(
