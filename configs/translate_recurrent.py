@@ -27,5 +27,5 @@ def experiment() -> Experiment:
         optimizer=OptimizerConfig(
             learning_rate=1e-3, warmup_fraction=0.1, final_fraction=0.02, beta2=0.98, weight_decay=0.01
         ),
-        training=TrainingConfig(epochs=12, batch_size=8, batch_tokens=4096, eval_batch_size=64, log_every=20),
+        training=TrainingConfig(epochs=6, batch_size=8, batch_tokens=2048, eval_batch_size=64, log_every=20),
     )
