@@ -13,9 +13,17 @@ import pytest
 
 from transformers_jax.experiment import Experiment
 from transformers_jax.generation import Sampling, beam_search, generate
-from transformers_jax.models import BertConfig, EncoderDecoderConfig, GPTConfig, ViTConfig
+from transformers_jax.models import (
+    BertConfig,
+    DaViTConfig,
+    EncoderDecoderConfig,
+    GPTConfig,
+    ImageGPTConfig,
+    SwinConfig,
+    ViTConfig,
+)
 from transformers_jax.running import make_program
-from transformers_jax.tasks import ImageClassification, LanguageModeling, MaskedLM, Translation
+from transformers_jax.tasks import ImageClassification, LanguageModeling, MaskedLM, PixelModeling, Translation
 from transformers_jax.training.loop import TrainingConfig
 from transformers_jax.training.mesh import MeshConfig, batch_sharding, make_mesh, put_batch
 from transformers_jax.training.optimizer import OptimizerConfig
@@ -27,8 +35,35 @@ SIZES = dict(dim=64, depth=2, heads=8, dropout=0.1, attention_dropout=0.1)
 TEXTS = dict(vocab_size=65, max_length=LENGTH, pad_id=0, eos_id=1, mlp_dropout=0.1, **SIZES)
 FAMILIES = {
     "gpt": (LanguageModeling(), GPTConfig(vocab_size=65, max_length=LENGTH, **SIZES)),
+    "image gpt": (PixelModeling(), ImageGPTConfig(image_size=4, clusters=64, **SIZES)),
     "bert": (MaskedLM(), BertConfig(vocab_size=65, max_length=LENGTH, **SIZES)),
     "vit": (ImageClassification(), ViTConfig(image_size=16, patch_size=4, labels=tuple("abcdefghij"), **SIZES)),
+    "swin": (
+        ImageClassification(),
+        SwinConfig(
+            image_size=16,
+            patch_size=2,
+            window=3,
+            dims=(64, 128),
+            depths=(2, 1),
+            heads=(8, 8),
+            stochastic_depth=0.1,
+            labels=tuple("abcdefghij"),
+        ),
+    ),
+    "davit": (
+        ImageClassification(),
+        DaViTConfig(
+            image_size=16,
+            patch_size=2,
+            window=3,
+            dims=(64, 128),
+            depths=(2, 1),
+            heads=(8, 8),
+            stochastic_depth=0.1,
+            labels=tuple("abcdefghij"),
+        ),
+    ),
     "translation": (Translation(), EncoderDecoderConfig(**TEXTS, logits_bias=True)),
     "t5": (
         Translation(),
@@ -40,12 +75,14 @@ SHAPES = [shape for shape in itertools.product((1, 2, 4, 8), repeat=3) if np.pro
 
 def batch_of(family, number):
     rng = np.random.default_rng(number)
-    if family == "vit":
+    if family in ("vit", "swin", "davit"):
         return {
             "pixels": rng.integers(0, 256, (BATCH, 16, 16, 3)).astype(np.uint8),
             "labels": rng.integers(0, 10, BATCH).astype(np.int32),
         }
     ids = rng.integers(0, 65, (BATCH, LENGTH)).astype(np.int32)
+    if family == "image gpt":
+        return {"input_ids": ids, "labels": np.minimum(ids[:, ::-1], 63)}
     if family == "gpt":
         labels = rng.integers(0, 65, (BATCH, LENGTH)).astype(np.int32)
         labels[np.arange(LENGTH) >= rng.integers(1, LENGTH + 1, (BATCH, 1))] = -100
@@ -68,7 +105,7 @@ def batch_of(family, number):
 def experiment_of(family, *, accumulation=1, dropout=True):
     task, model = FAMILIES[family]
     if not dropout:
-        rates = ("dropout", "attention_dropout", "embedding_dropout", "mlp_dropout")
+        rates = ("dropout", "attention_dropout", "embedding_dropout", "mlp_dropout", "stochastic_depth")
         model = dataclasses.replace(model, **{name: 0.0 for name in rates if hasattr(model, name)})
     return Experiment(
         task=task,

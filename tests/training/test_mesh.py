@@ -14,10 +14,14 @@ from transformers_jax.models import (
     GPT,
     Bert,
     BertConfig,
+    DaViT,
+    DaViTConfig,
     EncoderDecoder,
     EncoderDecoderConfig,
     GPTConfig,
     ImageClassifier,
+    ImageGPT,
+    ImageGPTConfig,
     LanguageModel,
     MaskedLanguageModel,
     RecurrentSeq2Seq,
@@ -25,6 +29,8 @@ from transformers_jax.models import (
     Seq2SeqLanguageModel,
     SequenceClassifier,
     SpanPredictor,
+    Swin,
+    SwinConfig,
     TokenClassifier,
     ViT,
     ViTConfig,
@@ -59,6 +65,7 @@ def models():
     roberta = BertConfig.roberta_base(labels=LABELS[:3], tie_embeddings=False)
     yield "gpt2", abstract(LanguageModel, GPT, GPTConfig.gpt2())
     yield "untied", abstract(LanguageModel, GPT, GPTConfig.gpt2(tie_embeddings=False))
+    yield "image gpt", abstract(LanguageModel, ImageGPT, ImageGPTConfig.small())
     yield "masked lm", abstract(MaskedLanguageModel, Bert, bert)
     for head in (MaskedLanguageModel, SequenceClassifier, TokenClassifier, SpanPredictor):
         yield head.__name__, abstract(head, Bert, roberta)
@@ -76,6 +83,8 @@ def models():
         yield name, abstract(Seq2SeqLanguageModel, EncoderDecoder, config)
     deit = ViTConfig.b16(labels=LABELS, distillation_token=True, distillation_head=True)
     yield "deit", abstract(ImageClassifier, ViT, deit)
+    yield "davit", abstract(ImageClassifier, DaViT, DaViTConfig.tiny(labels=LABELS))
+    yield "swin", abstract(ImageClassifier, Swin, SwinConfig.tiny(labels=LABELS))
     recurrent = RecurrentSeq2SeqConfig.with_attention(vocab_size=32000, cell="lstm", depth=2)
     yield "recurrent", abstract(Seq2SeqLanguageModel, RecurrentSeq2Seq, recurrent)
 

@@ -66,8 +66,10 @@ class Stack(nnx.Module):
     def __call__(self, apply: Apply, hidden: Array, state: Any = None, given: Any = None) -> tuple[Array, Any, Any]:
         cycle, repeats = len(self.layers), self.depth // len(self.layers)
         if self.remat is not None:
-            # Inside a scan there is nothing to eliminate across iterations; laid out, there is.
-            apply = jax.checkpoint(apply, policy=REMAT_POLICIES[self.remat], prevent_cse=self.unroll > 1)
+            # Inside a scan there is nothing to eliminate across iterations; laid out (XLA does so with one iteration)
+            # there is.
+            laid_out = self.unroll > 1 or repeats == 1
+            apply = jax.checkpoint(apply, policy=REMAT_POLICIES[self.remat], prevent_cse=laid_out)
 
         def fold(x):
             return x.reshape(repeats, cycle, *x.shape[1:])

@@ -30,11 +30,12 @@ SHARDING_RULES: tuple[tuple[str, Axes], ...] = (
     (r"attention\.output\.kernel$", ("tensor", "fsdp")),
     (r"mlp\.(up|gate)\.kernel$", ("fsdp", "tensor")),
     (r"mlp\.(up|gate)\.bias$", ("tensor",)),
-    (r"mlp\.down\.kernel$", ("tensor", "fsdp")),
+    (r"(mlp\.down|reduction)\.kernel$", ("tensor", "fsdp")),
     (r"(dense_i|dense_h|decoder\.start|decoder\.output)\.kernel$", ("fsdp", "tensor")),
-    (r"head\.kernel$", ("fsdp", "tensor")),
-    (r"(projection|pooler|dense|next_sentence|reduction)\.kernel$", ("fsdp", None)),
-    (r"(bias|scale|_token|_position\.kernel|attention\.score|attention_pooling\.query|relative\.embedding)$", ()),
+    (r"(head|stages\.\d+\.projection)\.kernel$", ("fsdp", "tensor")),
+    (r"_position\.kernel$", ("fsdp",)),
+    (r"(projection|pooler|dense|next_sentence)\.kernel$", ("fsdp", None)),
+    (r"(bias|scale|_token|attention\.score|attention_pooling\.query|relative\.embedding)$", ()),
 )
 """Parameter path -> mesh axes of its last dimensions; the first rule that matches counts. Matrices are split over
 `tensor` as in Shoeybi et al. 2019 (Megatron-LM), their other dimension over `fsdp`; a leading depth axis, and what has
