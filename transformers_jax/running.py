@@ -289,7 +289,10 @@ def _continue_from(initial: Loaded, model: Any, build: Callable[[], Any], mesh: 
 
     What is new and what is left out is logged; it can only be the head, and the pooler below it.
     """
-    held = model.config.carry_over(named_leaves(initial.model), initial.model.config)
+    before = named_leaves(initial.model)
+    held = model.config.carry_over(before, initial.model.config)
+    if resized := [f"{name} {before[name].shape} -> {x.shape}" for name, x in held.items() if x is not before[name]]:
+        logger.warning("resized: %s", ", ".join(resized))
     if not hasattr(initial.model, "backbone"):
         held = {f"backbone.{name}": leaf for name, leaf in held.items()}
     wanted = named_leaves(model)

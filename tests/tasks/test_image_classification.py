@@ -275,7 +275,7 @@ def test_converted_it_says_the_same_and_transformers_files_are_there(trained, tm
         assert one["probability"] == pytest.approx(other["probability"], abs=1e-5)
 
 
-def test_fine_tuning_a_swin_with_larger_windows_resizes_its_tables(tmp_path):
+def test_fine_tuning_a_swin_with_larger_windows_resizes_its_tables_and_says_so(tmp_path, caplog):
     paint(tmp_path / "pictures", {"blue": 12, "red": 12})
     sizes: dict = dict(image_size=8, patch_size=2, window=2, dims=(8, 16), depths=(2, 2), heads=(2, 2), init_std=0.5)
     old = SwinConfig(**sizes, labels=("a", "b", "c"))
@@ -291,6 +291,8 @@ def test_fine_tuning_a_swin_with_larger_windows_resizes_its_tables(tmp_path):
         training=TrainingConfig(steps=1, batch_size=8),
     )
     state = run(tuned, tmp_path / "run").state
+    (told,) = [record.message for record in caplog.records if record.message.startswith("resized: ")]
+    assert "stages.1.stack.layers.1.relative.embedding (1, 9, 2) -> (1, 25, 2)" in told and told.count("->") == 4
     config = state.model.config
     assert (config.window, config.resize_window, config.image_size, config.dims) == (3, None, (16, 12), (8, 16))
     tables = [one.backbone.stages[1].stack.layers[1].relative.embedding[...][0] for one in (model, state.model)]
