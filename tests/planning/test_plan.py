@@ -105,22 +105,19 @@ def test_parameters_and_optimizer_take_the_bytes_that_are_planned(family):
     assert plan.parameters == sum(leaf.size for leaf in jax.tree.leaves(state.model))
 
 
-# Of two layers, or blocks, that alternate in one loop, XLA on CPUs computes the insides again at the same time: nothing
-# to compare.
-ALTERNATING = ("swin", "davit")
-KEPT = [
-    (family, remat) for family in FAMILIES for remat in (None, "full") if remat is None or family not in ALTERNATING
-]
+# Of two layers that alternate in one loop, XLA on CPUs computes the insides again at the same time: nothing to compare.
+KEPT = [(family, remat) for family in FAMILIES for remat in (None, "full") if (family, remat) != ("swin", "full")]
 
 
 @pytest.mark.parametrize(("family", "remat"), KEPT)
 def test_activations_and_flops_are_those_of_xla(family, remat):
     # XLA computes the exact GELU twice where a layer keeps it and its slope: much in a small model only.
-    width: dict = dict(dims=(192, 384)) if family in ALTERNATING else dict(dim=384)
+    width: dict = dict(dims=(192, 384)) if family in ("swin", "davit") else dict(dim=384)
     experiment = experiment_of(family, remat=remat, **width, training=dict(batch_size=8))
     plan, compiled = plan_of(experiment), compile_step(experiment, abstract_mesh(ONE))
     memory = plan.memory
-    near = 0.25 if family == "encoder-decoder" else 0.2  # of two stacks, XLA keeps more at a time than it needs
+    # Of two stacks, and of two blocks in a layer that is recomputed, XLA keeps more at a time than it needs.
+    near = 0.25 if family in ("encoder-decoder", "davit") else 0.2
     assert memory.gradients + memory.activations == pytest.approx(compiled.temporary, rel=near)
     assert memory.parameters + memory.optimizer + memory.batch == compiled.arguments
     # XLA's analysis counts the inside of a loop once.
