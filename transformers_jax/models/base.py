@@ -74,6 +74,11 @@ class ModelConfig:
             )
         return replace(self, **{name: getattr(chosen, name) for name in self.RUN_FIELDS})
 
+    @classmethod
+    def _sized(cls, changes: dict[str, Any], **sizes: Any) -> Any:
+        """A named size, with what the caller wants otherwise."""
+        return cls(**(sizes | changes))
+
     @property
     def types(self) -> dict[str, Any]:
         """`dtype` and `param_dtype` as the blocks take them."""
@@ -84,6 +89,14 @@ class ModelConfig:
         for name in names:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+    def check_sizes(self, *names: str, unit: str = "pixels") -> None:
+        """ValueError unless each of these fields is a whole number of at least 1, or two of them."""
+        for name in names:
+            size = getattr(self, name)
+            sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
+            if not all(isinstance(x, int) and x >= 1 for x in sides):
+                raise ValueError(f"{name}={size} must be a whole number of {unit}, or two (height, width)")
 
     def check_rates(self, *names: str) -> None:
         """ValueError unless each of these fields is in [0, 1)."""
@@ -261,14 +274,6 @@ class ImageConfig(LayersConfig):
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches in an image of `image_size`."""
         return grid_size(as_size(self.image_size), as_size(self.patch_size))
-
-    def check_sizes(self, *names: str, unit: str = "pixels") -> None:
-        """ValueError unless each of these fields is a whole number of at least 1, or two of them."""
-        for name in names:
-            size = getattr(self, name)
-            sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
-            if not all(isinstance(x, int) and x >= 1 for x in sides):
-                raise ValueError(f"{name}={size} must be a whole number of {unit}, or two (height, width)")
 
 
 def drop_path_rates(last: float, depth: int) -> np.ndarray | None:

@@ -83,10 +83,6 @@ class BertConfig(TextConfig):
         return self.layer_flops_per_token(length)
 
     @classmethod
-    def _sized(cls, changes: dict[str, Any], **sizes: Any) -> "BertConfig":
-        return cls(**(sizes | changes))
-
-    @classmethod
     def tiny(cls, **changes: Any) -> "BertConfig":
         """4.4 M parameters (this and the next three: Turc et al. 2019)."""
         return cls._sized(changes, dim=128, depth=2, heads=2)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from transformers_jax.models.base import as_size
 from transformers_jax.models.output import PYRAMID_CAPTURES, ModelOutput, check_capture
-from transformers_jax.models.pyramid import PyramidConfig, given_of_stages, mean_of_map, pad_pixels
+from transformers_jax.models.pyramid import PyramidConfig, given_of_stages, mean_of_map, pad_pixels, run_layers
 from transformers_jax.nn import (
     MLP,
     DepthwiseConvolution,
@@ -90,10 +90,6 @@ class DaViTConfig(PyramidConfig):
             total += 6.0 * places * kernel[0] * kernel[1] * inner * dim
             inner = dim
         return items * total
-
-    @classmethod
-    def _sized(cls, changes: dict[str, Any], **sizes: Any) -> "DaViTConfig":
-        return cls(**(sizes | changes))
 
     @classmethod
     def tiny(cls, **changes: Any) -> "DaViTConfig":
@@ -274,14 +270,10 @@ class DaViTStage(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "batch height width dim"], given: Any) -> Float[Array, "batch rows columns new"]:
-        def apply(layer, x, _, given):
-            key, rate = (None, None) if given is None else given
-            return layer(x, drop_path_rate=0.0 if rate is None else rate, key=key), None, None
-
         x = x if self.first else self.norm(x)
         x = constrain(self.projection(pad_to_windows(x, self.stride)), BATCH)
         x = self.norm(x) if self.first else x
-        return self.stack(apply, x, None, given)[0]
+        return run_layers(self.stack, x, given)
 
 
 class DaViT(nnx.Module):

@@ -82,10 +82,6 @@ class GPTConfig(TextConfig, DecoderConfig):
         return self.layer_flops_per_token(length) + 6.0 * self.dim * (self.vocab_size or 0)
 
     @classmethod
-    def _sized(cls, changes: dict[str, Any], **sizes: Any) -> "GPTConfig":
-        return cls(**(sizes | changes))
-
-    @classmethod
     def gpt2(cls, **changes: Any) -> "GPTConfig":
         """GPT-2 small: 124 M parameters."""
         return cls(**changes)

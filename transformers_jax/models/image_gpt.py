@@ -37,10 +37,7 @@ class ImageGPTConfig(DecoderConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        size = self.image_size
-        sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
-        if not all(isinstance(x, int) and x >= 1 for x in sides):
-            raise ValueError(f"image_size={size} must be a whole number of pixels, or two (height, width)")
+        self.check_sizes("image_size")
         if self.channels not in (1, 3):
             raise ValueError(f"channels={self.channels} must be 1 (grey) or 3")
         if self.clusters < 2:
@@ -97,10 +94,6 @@ class ImageGPTConfig(DecoderConfig):
             if name.rpartition("backbone.")[2] == "positions.embedding" and old.grid != self.grid:
                 resized[name] = resize_positions(resized[name], old.grid, self.grid)
         return resized
-
-    @classmethod
-    def _sized(cls, changes: dict[str, Any], **sizes: Any) -> "ImageGPTConfig":
-        return cls(**(sizes | changes))
 
     @classmethod
     def small(cls, **changes: Any) -> "ImageGPTConfig":

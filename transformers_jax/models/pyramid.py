@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformers_jax.models.base import ImageConfig, Size, as_size, check_pixels, drop_path_rates
-from transformers_jax.nn import pad_to_windows
+from transformers_jax.nn import Stack, pad_to_windows
 from transformers_jax.nn.dropout import PRNGKey
-from transformers_jax.nn.patch import show_size
+from transformers_jax.nn.patch import check_channels, show_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +95,7 @@ def pad_pixels(
     """Normalised pixels with zeros at the bottom and at the right, so that patches divide them. ValueError for whole
     numbers, another number of channels than the model's, or an image smaller than a patch."""
     check_pixels(pixels)
-    if pixels.shape[-1] != config.channels:
-        raise ValueError(
-            f"the images have {pixels.shape[-1]} channels but the model takes {config.channels}; pixels are "
-            "(batch, height, width, channels)"
-        )
+    check_channels(pixels, config.channels)
     config.maps((pixels.shape[1], pixels.shape[2]))
     return pad_to_windows(pixels, as_size(config.patch_size))
 
@@ -116,6 +112,16 @@ def given_of_stages(config: PyramidConfig, key: PRNGKey | None) -> list[Any]:
         given.append((keys[part], None if rates is None else jnp.asarray(rates[part])))
         first += depth
     return given
+
+
+def run_layers(stack: Stack, x: Float[Array, "batch height width dim"], given: Any) -> Array:
+    """The map after all layers of a stage, `given` being its part of `given_of_stages`."""
+
+    def apply(layer, x, _, given):
+        key, rate = (None, None) if given is None else given
+        return layer(x, drop_path_rate=0.0 if rate is None else rate, key=key), None, None
+
+    return stack(apply, x, None, given)[0]
 
 
 def mean_of_map(x: Float[Array, "batch height width dim"]) -> Float[Array, "batch dim"]:

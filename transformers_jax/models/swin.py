@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from transformers_jax.models.base import Size, as_size
 from transformers_jax.models.output import PYRAMID_CAPTURES, ModelOutput, check_capture
-from transformers_jax.models.pyramid import PyramidConfig, given_of_stages, mean_of_map, pad_pixels
+from transformers_jax.models.pyramid import PyramidConfig, given_of_stages, mean_of_map, pad_pixels, run_layers
 from transformers_jax.nn import (
     MLP,
     LayerNorm,
@@ -100,10 +100,6 @@ class SwinConfig(PyramidConfig):
             for name in filter(_TABLE.fullmatch, resized):
                 resized[name] = resize(resized[name])
         return resized
-
-    @classmethod
-    def _sized(cls, changes: dict[str, Any], **sizes: Any) -> "SwinConfig":
-        return cls(**(sizes | changes))
 
     @classmethod
     def tiny(cls, **changes: Any) -> "SwinConfig":
@@ -258,11 +254,7 @@ class SwinStage(nnx.Module):
         self.stack = Stack(cycle, depth, remat=config.remat, unroll=config.unroll, rngs=rngs)
 
     def __call__(self, x: Float[Array, "batch height width dim"], given: Any) -> Float[Array, "batch rows columns new"]:
-        def apply(layer, x, _, given):
-            key, rate = (None, None) if given is None else given
-            return layer(x, drop_path_rate=0.0 if rate is None else rate, key=key), None, None
-
-        return self.stack(apply, x if self.merging is None else self.merging(x), None, given)[0]
+        return run_layers(self.stack, x if self.merging is None else self.merging(x), given)
 
 
 class Swin(nnx.Module):

@@ -107,10 +107,6 @@ class ViTConfig(ImageConfig, TransformerConfig):
         return resized
 
     @classmethod
-    def _sized(cls, changes: dict[str, Any], **sizes: Any) -> "ViTConfig":
-        return cls(**(sizes | changes))
-
-    @classmethod
     def ti16(cls, **changes: Any) -> "ViTConfig":
         """5.7 M parameters under a head for 1,000 classes (this one and s16: Touvron et al. 2021)."""
         return cls._sized(changes, dim=192, depth=12, heads=3)

@@ -38,6 +38,15 @@ def show_size(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
 
 
+def check_channels(pixels: Float[Array, "batch height width values"], channels: int) -> None:
+    """ValueError for images of another number of channels."""
+    if pixels.shape[-1] != channels:
+        raise ValueError(
+            f"the images have {pixels.shape[-1]} channels but the model takes {channels}; pixels are "
+            "(batch, height, width, channels)"
+        )
+
+
 class PatchEmbedding(nnx.Module):
     """A vector for each patch of an image (Dosovitskiy et al. 2021, equation 1): the convolution whose stride is its
     size, computed as one matrix product."""
@@ -60,9 +69,5 @@ class PatchEmbedding(nnx.Module):
     def __call__(self, pixels: Float[Array, "batch height width channels"]) -> Float[Array, "batch patches dim"]:
         """The vectors in reading order. ValueError for another number of channels, or a size that the patch does not
         divide."""
-        if pixels.shape[-1] != self.channels:
-            raise ValueError(
-                f"the images have {pixels.shape[-1]} channels but the model takes {self.channels}; pixels are "
-                "(batch, height, width, channels)"
-            )
+        check_channels(pixels, self.channels)
         return constrain(self.projection(to_patches(pixels, self.patch)), BATCH)

@@ -1,8 +1,6 @@
 """Image classification: one class for a picture."""
 
 import dataclasses
-import glob
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float, UInt8
-from PIL import Image
 
 from transformers_jax.data import (
     Augmentation,
@@ -23,12 +20,12 @@ from transformers_jax.data import (
     ImageSet,
     read_images,
 )
-from transformers_jax.data.image_examples import AugmentImage, ImageExamples, Inputs, PrepareImage
-from transformers_jax.data.image_files import SUFFIXES, check_image, show_path
+from transformers_jax.data.image_examples import AugmentImage, ImageExamples, PrepareImage
 from transformers_jax.data.image_processor import Resampling
 from transformers_jax.models import ImageClassifier
 from transformers_jax.models.base import ImageConfig, Size, as_size
-from transformers_jax.tasks.base import Examples, Features, Row, Task, abstract_arrays, fingerprint, usable
+from transformers_jax.tasks.base import Examples, Features, Row, abstract_arrays, fingerprint, usable
+from transformers_jax.tasks.image_task import ImageTask
 from transformers_jax.tasks.labels import LabelNames, show_counts
 from transformers_jax.tasks.metrics import class_metrics, need
 from transformers_jax.tasks.mixing import mix_images
@@ -41,7 +38,7 @@ ON_SHEET = 48
 
 
 @dataclass(frozen=True)
-class ImageClassification(Task):
+class ImageClassification(ImageTask):
     """Train a model to name the class of a picture."""
 
     image_size: Size | None = None
@@ -65,7 +62,6 @@ class ImageClassification(Task):
 
     head: ClassVar = ImageClassifier
     data: ClassVar = ImageData
-    input_columns: ClassVar[tuple[str, ...]] = ("image",)
 
     def __post_init__(self):
         if self.image_size is not None and min(as_size(self.image_size)) < 1:
@@ -216,57 +212,18 @@ class ImageClassification(Task):
             contact_sheet(pictures, captions[:ON_SHEET]).save(files[2])
         return files
 
-    def input_files(self, name: str) -> list[str] | None:
-        """The pictures in a directory (and below it) or of a glob, or the one; None for a file that lists inputs."""
-        path = Path(name).expanduser()
-        if path.is_dir():
-            found = sorted(str(file) for file in path.rglob("*") if _is_picture(file, below=path))
-            if not found:
-                raise FileNotFoundError(f"there is no picture in the directory {name}")
-            return found
-        if _is_picture(path):
-            return [str(path)]
-        if not path.exists() and glob.has_magic(name):
-            return sorted(file for file in glob.glob(str(path), recursive=True) if _is_picture(Path(file))) or None
-        return None
-
-    def located(self, value: Any, folder: Path) -> Any:
-        """An input that a file in `folder` names: its path, if relative, starts there."""
-        if isinstance(value, Mapping):
-            return {**value, "image": self.located(value.get("image"), folder)}
-        return str(folder / Path(value).expanduser()) if isinstance(value, str) else value
-
-    def check_input(self, value: Any, processor: Any, where: str, *, full: bool = False) -> None:
-        image = _read_input(value, where)
-        if isinstance(image, str | os.PathLike) and image != where:
-            where = f"{where} ({show_path(os.fspath(image))})"
-        if not full:
-            check_image(image, channels=processor.channels, where=where)
-            return
-        inputs = Inputs([image], processor.channels, [where])
-        PrepareImage(processor)(inputs[0])
-
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
-        """Paths, bytes of image files, Pillow's images, uint8 arrays (height, width, channels), or dictionaries with
-        one of them as "image"."""
-        images = [_read_input(value, f"input {i}") for i, value in enumerate(inputs)]
-        names = [os.fspath(image) if isinstance(image, str | os.PathLike) else None for image in images]
-        if self.image_size is not None:
-            processor = processor.resized(self.image_size)
-        where = [f"input {i}" if name is None else show_path(name) for i, name in enumerate(names)]
-        dataset = grain.MapDataset.source(Inputs(images, config.channels, where)).map(PrepareImage(processor))
-        return Features(dataset, extra={"names": names})
+        """Those of every `ImageTask`, in the size of this one."""
+        return super().features(
+            inputs, processor if self.image_size is None else processor.resized(self.image_size), config
+        )
 
     def rows(self, model: Any, batch: Any) -> dict[str, jax.Array]:
         return _most_probable(model(normalised(batch["pixels"], model.config)).logits)
 
-    def predictions(self, rows: Sequence[Row], features: Features, config: Any) -> list[dict[str, Any]]:
-        """`{"image": its path, if it has one, "label", "probability", "probabilities": {label: probability}}`, where
-        the last has the five likeliest."""
-        return [
-            ({} if name is None else {"image": name}) | _prediction(row, config.labels)
-            for name, row in zip(features.extra["names"], rows, strict=True)
-        ]
+    def prediction(self, row: Row, config: Any) -> dict[str, Any]:
+        """`{"label", "probability", "probabilities": {label: probability}}`, where the last has the five likeliest."""
+        return _prediction(row, config.labels)
 
 
 def normalised(pixels: UInt8[Array, "batch height width channels"], config: ImageConfig) -> Float[Array, "..."]:
@@ -286,17 +243,3 @@ def _prediction(row: Row, names: Sequence[str]) -> dict[str, Any]:
     }
     label = next(iter(each))
     return {"label": label, "probability": each[label], "probabilities": each}
-
-
-def _is_picture(path: Path, *, below: Path | None = None) -> bool:
-    """Whether a file is one by its name; `below` a directory, hidden ones are not."""
-    hidden = below is not None and any(part.startswith(".") for part in path.relative_to(below).parts)
-    return path.suffix.lower() in SUFFIXES and path.is_file() and not hidden
-
-
-def _read_input(value: Any, where: str) -> Any:
-    image = value.get("image") if isinstance(value, Mapping) else value
-    known = str | os.PathLike | bytes | np.ndarray | Image.Image
-    if not isinstance(image, known) or (isinstance(image, str) and not image.strip()):
-        raise ValueError(f'{where} is {" ".join(repr(value).split()):.60}, not a picture or {{"image": ...}}')
-    return image

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import grain
@@ -22,8 +21,8 @@ from transformers_jax.generation.decode import DEFAULT
 from transformers_jax.models import ImageGPTConfig, LanguageModel
 from transformers_jax.models.base import Size, as_size
 from transformers_jax.nn.dropout import PRNGKey
-from transformers_jax.tasks.base import Examples, Features, Row, Task, abstract_arrays, fingerprint
-from transformers_jax.tasks.image_classification import ImageClassification
+from transformers_jax.tasks.base import Examples, Features, Row, abstract_arrays, fingerprint
+from transformers_jax.tasks.image_task import ImageTask
 from transformers_jax.tasks.language_modeling import cross_entropy
 
 SAMPLED = 2000
@@ -33,7 +32,7 @@ SAMPLED_PIXELS = 200_000
 
 
 @dataclass(frozen=True)
-class PixelModeling(Task):
+class PixelModeling(ImageTask):
     """Train an Image GPT on pictures; each pixel of held-out ones is scored once."""
 
     image_size: Size | None = None
@@ -46,7 +45,6 @@ class PixelModeling(Task):
 
     head: ClassVar = LanguageModel
     data: ClassVar = ImageData
-    input_columns: ClassVar[tuple[str, ...]] = ImageClassification.input_columns
 
     def __post_init__(self):
         if self.image_size is not None and min(as_size(self.image_size)) < 1:
@@ -124,22 +122,13 @@ class PixelModeling(Task):
         loss = totals["loss"] / totals["pixels"]
         return {"loss": loss, "bits_per_pixel": loss / math.log(2), "pixels": totals["pixels"]}
 
-    def input_files(self, name: str) -> list[str] | None:
-        return ImageClassification().input_files(name)
-
-    def located(self, value: Any, folder: Path) -> Any:
-        return ImageClassification().located(value, folder)
-
-    def check_input(self, value: Any, processor: Any, where: str, *, full: bool = False) -> None:
-        ImageClassification().check_input(value, processor, where, full=full)
-
     def features(self, inputs: Sequence[Any], processor: Any, config: Any) -> Features:
-        """Those of `ImageClassification`, as colours."""
+        """Those of every `ImageTask`, as colours."""
         check_config(config)
         if self.image_size is not None:
             processor = processor.resized(as_size(self.image_size))
         check_palette(processor)
-        features = ImageClassification().features(inputs, processor, config)
+        features = super().features(inputs, processor, config)
         assert isinstance(features.dataset, grain.MapDataset)  # pictures are no texts of unlike length
         return Features(features.dataset.map(ToIds(processor)), extra=features.extra)
 
@@ -147,13 +136,9 @@ class PixelModeling(Task):
         logits = model(batch["input_ids"]).logits
         return {"loss": optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean(axis=-1)}
 
-    def predictions(self, rows: Sequence[Row], features: Features, config: Any) -> list[dict[str, Any]]:
-        """`{"image": its path, if it has one, "loss": nats a pixel, "bits_per_pixel"}`: how likely the picture is."""
-        return [
-            ({} if name is None else {"image": name})
-            | {"loss": float(row["loss"]), "bits_per_pixel": float(row["loss"]) / math.log(2)}
-            for name, row in zip(features.extra["names"], rows, strict=True)
-        ]
+    def prediction(self, row: Row, config: Any) -> dict[str, Any]:
+        """`{"loss": nats a pixel, "bits_per_pixel"}`: how likely the picture is."""
+        return {"loss": float(row["loss"]), "bits_per_pixel": float(row["loss"]) / math.log(2)}
 
 
 @dataclass(frozen=True)
@@ -174,12 +159,9 @@ class PixelEmbedding(PixelModeling):
         (vectors,) = pooled_features(model, batch["input_ids"], [self.layer]).values()
         return {"embedding": vectors}
 
-    def predictions(self, rows: Sequence[Row], features: Features, config: Any) -> list[dict[str, Any]]:
-        """`{"image": its path, if it has one, "embedding": [...]}`."""
-        return [
-            ({} if name is None else {"image": name}) | {"embedding": row["embedding"].tolist()}
-            for name, row in zip(features.extra["names"], rows, strict=True)
-        ]
+    def prediction(self, row: Row, config: Any) -> dict[str, Any]:
+        """`{"embedding": [...]}`."""
+        return {"embedding": row["embedding"].tolist()}
 
 
 def pooled_features(
