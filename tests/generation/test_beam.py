@@ -89,20 +89,30 @@ def test_controls_act_on_every_beam(tiny):
 
 
 @pytest.mark.parametrize("laid_out", [False, True])
-def test_a_cache_takes_rows_whole_or_from_a_slot_on(tiny, laid_out):
+def test_a_cache_takes_rows_and_branches(tiny, laid_out):
     model = jax.jit(nn.unstack)(tiny) if laid_out else tiny
-    ids = jnp.asarray([[1, 2, 3, 4], [1, 2, 9, 8]])
-    cache = model(ids, cache=model.init_cache(2, 6)).cache
-    twice = cache.take(jnp.asarray([1, 0, 1]))
-    swapped = cache.take(jnp.asarray([1, 0]), start=2)
+    ids = jnp.asarray([[0, 1, 2, 3], [1, 2, 9, 8]])
+    mask = jnp.ones_like(ids).at[0, 0].set(0)
+    cache = model(ids, mask, cache=model.init_cache(2, 6)).cache
 
-    def next_logits(cache: Cache, rows: int):
-        return np.asarray(model(jnp.full((rows, 1), 5), cache=cache).logits[:, 0])
+    def go_on(cache: Cache, tokens):
+        output = model(jnp.asarray(tokens)[:, None], cache=cache)
+        return np.asarray(output.logits[:, 0]), output.cache
 
-    plain = next_logits(cache, 2)
-    np.testing.assert_allclose(next_logits(twice, 3), plain[[1, 0, 1]], atol=1e-5)
-    np.testing.assert_allclose(next_logits(swapped, 2), plain[[1, 0]], atol=1e-5)
+    plain, _ = go_on(cache, [5, 5])
+    twice, _ = go_on(cache.take(jnp.asarray([1, 0, 1])), [5, 5, 5])
+    np.testing.assert_allclose(twice, plain[[1, 0, 1]], atol=1e-5)
     assert abs(plain[0] - plain[1]).max() > 0.1
+
+    beams = cache.branch(3, 4)
+    first, beams = go_on(beams, [5, 6, 7, 5, 6, 7])
+    np.testing.assert_allclose(first[[0, 3]], plain, atol=1e-5)
+    kept = jnp.asarray([1, 1, 2, 5, 3, 3])  # of each prompt's three
+    second, _ = go_on(beams.take(kept), [8, 9, 8, 8, 8, 9])
+    texts = [[6, 8], [6, 9], [7, 8], [7, 8], [5, 8], [5, 9]]
+    whole_ids = jnp.concatenate([jnp.repeat(ids, 3, axis=0), jnp.asarray(texts)], axis=1)
+    whole_mask = jnp.pad(jnp.repeat(mask, 3, axis=0), ((0, 0), (0, 2)), constant_values=1)
+    np.testing.assert_allclose(second, model(whole_ids, whole_mask).logits[:, -1], atol=1e-5)
 
 
 @pytest.mark.parametrize(

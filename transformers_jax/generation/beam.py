@@ -144,7 +144,7 @@ def _start(
     output = model(ids, mask, cache=model.init_cache(batch, slots), logits_to_keep=1)
     tokens = jnp.zeros((batch, slots), jnp.int32).at[:, :prompt_slots].set(ids)
     search = Search(
-        output.cache.take(jnp.repeat(jnp.arange(batch), beams)),
+        output.cache.branch(beams, prompt_slots),
         jnp.repeat(tokens[:, None], beams, axis=1),
         # All beams are equal yet: only the first may be continued.
         jnp.full((batch, beams), IMPOSSIBLE, jnp.float32).at[:, 0].set(0),
@@ -176,9 +176,8 @@ def _search(model: Any, search: Search, rules: Rules, *, new_slots: int, early_s
         last = jax.lax.dynamic_index_in_dim(search.tokens, prompt_slots + search.count - 1, axis=2, keepdims=False)
         output = model(last.reshape(-1, 1), cache=search.cache, logits_to_keep=1)
         search, parents = _extend(search, output.logits[:, 0], rules, new_slots, early_stopping)
-        # Beams of one prompt have the prompt in common: only what came after it moves.
         rows = (parents + beams * jnp.arange(batch)[:, None]).reshape(-1)
-        return dataclasses.replace(search, cache=output.cache.take(rows, start=prompt_slots))
+        return dataclasses.replace(search, cache=output.cache.take(rows))
 
     return jax.lax.while_loop(unfinished, step, search)
 
@@ -194,11 +193,16 @@ def _extend(
     batch, beams, slots = search.tokens.shape
     end, count = slots - new_slots + search.count, search.count + 1
     history = History(search.tokens.reshape(-1, slots), rules.start, end, search.count)
-    scores = control(jax.nn.log_softmax(logits, axis=-1), history, rules.stop_ids, rules.knobs)
 
     # The best of all are among the best of each beam. There are enough of them for `beams` that do not stop.
     wanted = beams * max(2, 1 + rules.stop_ids.shape[0])
-    best, token = jax.lax.top_k(scores, min(wanted, scores.shape[1]))
+    kept = min(wanted, logits.shape[1])
+    if jax.tree.leaves(rules.knobs):
+        scores = control(jax.nn.log_softmax(logits, axis=-1), history, rules.stop_ids, rules.knobs)
+        best, token = jax.lax.top_k(scores, kept)
+    else:  # only what is kept need be made a log-probability
+        best, token = jax.lax.top_k(logits, kept)
+        best = best - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     best = (best.reshape(batch, beams, -1) + search.sums[..., None]).reshape(batch, -1)
     sums, place = jax.lax.top_k(best, wanted)
     parents = place // token.shape[1]

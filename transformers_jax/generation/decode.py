@@ -23,7 +23,7 @@ class Decoder(Protocol):
 
     `config` has `vocab_size` and `max_length` (the most positions, or None). The output has `logits` (batch, kept,
     vocab) and `cache`. What a cache holds is the model's own affair, an encoder's output for instance; beam search
-    needs its `take`.
+    needs its `branch` and `take` (those of `models.output.Cache`).
     """
 
     @property

@@ -1,6 +1,7 @@
 """What models take along and give back."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,9 @@ from transformers_jax.nn.pytree import pytree_dataclass
 class Cache:
     """What a decoder remembers of the tokens it has seen.
 
-    `layers` holds keys and values (`nn.KVCache`), or whatever else has a `take` like theirs; `mask` (batch, slots) bool
-    says which slots hold real tokens; `index` int32 is the number of slots filled. Slots are not positions: padding
-    takes a slot, but no position.
+    `layers` holds keys and values (`nn.KVCache`), or whatever else has a `take` and a `branch` like theirs; `mask`
+    (batch, slots) bool says which slots hold real tokens; `index` int32 is the number of slots filled. Slots are not
+    positions: padding takes a slot, but no position.
     """
 
     layers: object
@@ -34,13 +35,19 @@ class Cache:
         mask = jax.lax.dynamic_update_slice(self.mask, real, (0, self.index))
         return Cache(self.layers, mask, self.index + length)
 
-    def take(self, rows: Int[Array, "rows"], *, start: int = 0) -> "Cache":
-        """The cache of the batch rows `rows`, for beams that continue other beams. With `start`, only the slots from
-        there on are exchanged, for as many rows as there are: those before must be equal."""
-        layers = jax.tree.map(
-            lambda layer: layer.take(rows, start=start), self.layers, is_leaf=lambda x: hasattr(x, "take")
+    def take(self, rows: Int[Array, "rows"]) -> "Cache":
+        """The cache of the batch rows `rows`, for beams that continue other beams."""
+        return Cache(self._of_layers("take", rows), self.mask.take(rows, axis=0), self.index)
+
+    def branch(self, beams: int, prompt: int) -> "Cache":
+        """The cache of `beams` rows for each of this one's, which has read nothing but a prompt of `prompt` slots:
+        the beams of a search, which go on by one token at a time."""
+        return Cache(self._of_layers("branch", beams, prompt), jnp.repeat(self.mask, beams, axis=0), self.index)
+
+    def _of_layers(self, name: str, *arguments: Any) -> Any:
+        return jax.tree.map(
+            lambda layer: getattr(layer, name)(*arguments), self.layers, is_leaf=lambda x: hasattr(x, name)
         )
-        return Cache(layers, self.mask.take(rows, axis=0), self.index)
 
 
 @pytree_dataclass

@@ -104,10 +104,14 @@ class DecoderState:
     carries: list[Any]
     memory: Memory
 
-    def take(self, rows: Int[Array, "rows"], *, start: int = 0) -> "DecoderState":
-        """The state of other rows of the same sources. It has no slots that `start` could spare."""
+    def take(self, rows: Int[Array, "rows"]) -> "DecoderState":
+        """The state of other rows of the same sources."""
         carries = jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), self.carries)
         return DecoderState(carries, self.memory)
+
+    def branch(self, beams: int, prompt: int) -> "DecoderState":
+        """The state of `beams` rows for each of this one's; there are no slots of a prompt to share."""
+        return DecoderState(jax.tree.map(lambda x: jnp.repeat(x, beams, axis=0), self.carries), self.memory)
 
 
 def read(

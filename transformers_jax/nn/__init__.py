@@ -2,13 +2,12 @@
 
 from transformers_jax.nn.attention import (
     AttentionOutput,
-    KVCache,
     MultiHeadAttention,
-    SharedKVCache,
     attend,
     attention_weights,
     choose_implementation,
 )
+from transformers_jax.nn.cache import BeamKVCache, KVCache, SharedKVCache
 from transformers_jax.nn.convolution import DepthwiseConvolution
 from transformers_jax.nn.dropout import drop_path, dropout, split_key
 from transformers_jax.nn.embedding import TokenEmbedding
@@ -38,6 +37,7 @@ __all__ = [
     "REMAT_POLICIES",
     "AttentionOutput",
     "AttentionPooling",
+    "BeamKVCache",
     "Causal",
     "DepthwiseConvolution",
     "Full",

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Initializer
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
+from transformers_jax.nn.cache import BeamKVCache, Index, KVCache
 from transformers_jax.nn.dropout import PRNGKey, dropout
 from transformers_jax.nn.linear import Linear, normal_init
 from transformers_jax.nn.patterns import Causal, Full, Pattern
@@ -20,7 +21,6 @@ from transformers_jax.nn.sharding import BATCH, TENSOR, constrain
 Implementation = Literal["plain", "xla", "cudnn"]
 Mask = Bool[Array, "#batch #heads #q #k"]
 Bias = Float[Array, "#batch #heads #q #k"]
-Index = int | Int[Array, ""]
 
 
 def attend(
@@ -70,7 +70,10 @@ def attend(
             query, key, mask=mask, bias=bias, pattern=pattern, query_offset=query_offset, scale=scale
         )
         weights = dropout(weights, dropout_rate, dropout_key)
-        return jnp.einsum("bhqk,bkhd->bqhd", weights.astype(value.dtype), _repeat_heads(value, query))
+        # The heads stay in front of the queries until the product is there: asked for in the caller's order, einsum
+        # exchanges its factors, which XLA computes more slowly.
+        mixed = jnp.einsum("bhqk,bkhd->bhqd", weights.astype(value.dtype), _repeat_heads(value, query))
+        return jnp.swapaxes(mixed, 1, 2)
 
     is_causal = pattern == Causal() and isinstance(query_offset, int) and query_offset == 0
     is_causal = is_causal and query.shape[1] == key.shape[1]
@@ -189,54 +192,6 @@ def _zero_blind(output, mask):
 
 
 @pytree_dataclass
-class KVCache:
-    """Keys and values of the tokens seen so far: each (batch, kv_heads, slots, head_dim).
-
-    The heads come before the slots because the products of attention run over each head: stored like the arguments of
-    `attend`, the whole cache would be transposed for every new token, which costs more than attending to it.
-    """
-
-    key: Array
-    value: Array
-
-    @classmethod
-    def zeros(cls, size: tuple[int, int, int, int], dtype: DTypeLike = jnp.float32) -> "KVCache":
-        """An empty cache of `size` (batch, kv_heads, slots, head_dim)."""
-        return cls(jnp.zeros(size, dtype), jnp.zeros(size, dtype))
-
-    def write(self, new: "KVCache", index: Index) -> "KVCache":
-        """A cache with the keys and values of `new` in the slots from `index` on."""
-
-        def update(old: Array, new: Array) -> Array:
-            return jax.lax.dynamic_update_slice(old, new.astype(old.dtype), (0, 0, index, 0))
-
-        return KVCache(update(self.key, new.key), update(self.value, new.value))
-
-    def take(self, rows: Int[Array, "rows"], *, start: int = 0) -> "KVCache":
-        """The cache of the batch rows `rows`, also under a leading depth axis.
-
-        With `start`, `rows` exchanges only the slots from there on, for as many rows as there are: cheaper where those
-        before are equal anyway, as in beams of one prompt.
-        """
-
-        def gather(x: Array) -> Array:
-            moved = jnp.take(x[..., start:, :], rows, axis=-4, mode="clip")
-            return moved if start == 0 else x.at[..., start:, :].set(moved)
-
-        return KVCache(gather(self.key), gather(self.value))
-
-
-@pytree_dataclass
-class SharedKVCache(KVCache):
-    """Keys and values of a context that several consecutive rows look at, such as the beams of one source: choosing
-    among these rows leaves it as it is."""
-
-    def take(self, rows: Int[Array, "rows"], *, start: int = 0) -> "SharedKVCache":
-        """Itself."""
-        return self
-
-
-@pytree_dataclass
 class AttentionOutput:
     """`hidden` (batch, q, dim); the new `cache`; `weights` (batch, heads, q, k) when asked for, else None."""
 
@@ -316,20 +271,21 @@ class MultiHeadAttention(nnx.Module):
         each), without being copied for them.
         """
         query = self._heads(self.query(hidden), self.heads)
-        if context is not None:
-            owners = (context.key if isinstance(context, KVCache) else context).shape[0]
-            query = query.reshape(owners, -1, *query.shape[2:])
         if isinstance(context, KVCache):
             keys_values = context
         else:
             keys_values = self.keys_and_values(hidden if context is None else context)
+        pattern, offset = self.pattern, 0
         if cache is not None:
             cache = keys_values = cache.write(keys_values, cache_index)
-        offset = 0 if cache is None else cache_index
-        arguments: dict[str, Any] = dict(
-            mask=mask, bias=bias, pattern=self.pattern, query_offset=offset, scale=self.scale
-        )
+            offset = cache_index
+        if isinstance(cache, BeamKVCache):
+            mask, bias = cache.seen(mask, bias, pattern, offset)
+            pattern, offset = Full(), 0
+        arguments: dict[str, Any] = dict(mask=mask, bias=bias, pattern=pattern, query_offset=offset, scale=self.scale)
         keys, values = (jnp.swapaxes(x, 1, 2) for x in (keys_values.key, keys_values.value))
+        if len(keys) != len(query):  # each serves several consecutive rows
+            query = query.reshape(len(keys), -1, *query.shape[2:])
         mixed = attend(
             query,
             keys,

@@ -10,7 +10,8 @@ from flax.typing import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from transformers_jax.nn.attention import Implementation, Index, KVCache, MultiHeadAttention
+from transformers_jax.nn.attention import Implementation, MultiHeadAttention
+from transformers_jax.nn.cache import Index, KVCache
 from transformers_jax.nn.dropout import PRNGKey, drop_path, dropout, split_key
 from transformers_jax.nn.linear import NORMS, LayerNorm, RMSNorm, check_norm, normal_init
 from transformers_jax.nn.mlp import MLP
