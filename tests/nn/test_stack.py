@@ -141,7 +141,7 @@ def test_unstack_changes_no_output(make):
 def test_init_state_matches_both_forms():
     stack = Stack(TOY, DEPTH, rngs=nnx.Rngs(0))
 
-    def make():
+    def make(layer):
         return {"total": jnp.ones(BATCH), "calls": jnp.int32(0)}
 
     stacked, loose = stack.init_state(make), stack.unstack().init_state(make)

@@ -7,7 +7,7 @@ from transformers_jax.nn.attention import (
     attention_weights,
     choose_implementation,
 )
-from transformers_jax.nn.cache import BeamKVCache, KVCache, SharedKVCache
+from transformers_jax.nn.cache import BeamKVCache, KVCache, RollingKVCache, SharedKVCache
 from transformers_jax.nn.convolution import DepthwiseConvolution
 from transformers_jax.nn.dropout import drop_path, dropout, split_key
 from transformers_jax.nn.embedding import TokenEmbedding
@@ -15,13 +15,16 @@ from transformers_jax.nn.layer import LayerOutput, TransformerLayer
 from transformers_jax.nn.linear import LayerNorm, Linear, RMSNorm, normal_init
 from transformers_jax.nn.mlp import ACTIVATIONS, MLP
 from transformers_jax.nn.patch import PatchEmbedding, to_patches
-from transformers_jax.nn.patterns import Causal, Full, Local, Pattern
+from transformers_jax.nn.patterns import Causal, Full, Global, Local, Pattern, Random, Strided, parse_pattern
 from transformers_jax.nn.pooling import AttentionPooling, Pooling, pool
 from transformers_jax.nn.positions import (
     LearnedPositions,
     RelativePositionBias,
     Resampling,
+    Rotary,
+    extend_positions,
     positions_from_mask,
+    positions_from_segments,
     resize_positions,
     sinusoidal_grid,
     sinusoidal_positions,
@@ -41,6 +44,7 @@ __all__ = [
     "Causal",
     "DepthwiseConvolution",
     "Full",
+    "Global",
     "KVCache",
     "LayerNorm",
     "LayerOutput",
@@ -52,10 +56,14 @@ __all__ = [
     "Pattern",
     "Pooling",
     "RMSNorm",
+    "Random",
     "RelativePositionBias",
     "Resampling",
+    "RollingKVCache",
+    "Rotary",
     "SharedKVCache",
     "Stack",
+    "Strided",
     "TokenEmbedding",
     "TransformerLayer",
     "WindowPositionBias",
@@ -65,11 +73,14 @@ __all__ = [
     "constrain",
     "drop_path",
     "dropout",
+    "extend_positions",
     "from_windows",
     "normal_init",
     "pad_to_windows",
+    "parse_pattern",
     "pool",
     "positions_from_mask",
+    "positions_from_segments",
     "pytree_dataclass",
     "resize_positions",
     "shifted_mask",

@@ -1,24 +1,34 @@
 """Attention: the one place where it is computed (`attend`), and the module around it (`MultiHeadAttention`)."""
 
-import logging
-from functools import cache
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from flax.typing import Initializer
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from transformers_jax.nn.cache import BeamKVCache, Index, KVCache
+from transformers_jax.nn.blockwise import attend_by_blocks
+from transformers_jax.nn.cache import Index, KVCache, RollingKVCache, View
 from transformers_jax.nn.dropout import PRNGKey, dropout
+from transformers_jax.nn.kernels import (
+    Call,
+    Implementation,
+    check_implementation,
+    choose,
+    fused_by_xla,
+    refusal,
+)
 from transformers_jax.nn.linear import Linear, normal_init
 from transformers_jax.nn.patterns import Causal, Full, Pattern
+from transformers_jax.nn.positions import Rotary
 from transformers_jax.nn.pytree import pytree_dataclass
 from transformers_jax.nn.sharding import BATCH, TENSOR, constrain
 
-Implementation = Literal["plain", "xla", "cudnn"]
 Mask = Bool[Array, "#batch #heads #q #k"]
 Bias = Float[Array, "#batch #heads #q #k"]
 
@@ -30,8 +40,10 @@ def attend(
     *,
     mask: Mask | None = None,
     bias: Bias | None = None,
+    segment_ids: Int[Array, "batch k"] | None = None,
     pattern: Pattern = Full(),
     query_offset: Index = 0,
+    places: Int[Array, "batch k"] | None = None,
     scale: float | None = None,
     dropout_rate: float = 0.0,
     dropout_key: PRNGKey | None = None,
@@ -40,54 +52,61 @@ def attend(
     """Scaled dot-product attention, `softmax(scale * query @ key + bias) @ value` (Vaswani et al. 2017, equation 1).
 
     A key counts where `pattern` and `mask` (True = may look) both allow it and its bias is not -inf; a query that may
-    look at nothing gives zeros, with finite gradients. Scores and softmax are computed in float32. The first query
-    stands at index `query_offset` of the keys, which is what patterns go by. `scale` defaults to 1/sqrt(head_dim).
+    look at nothing gives zeros, with finite gradients. With `segment_ids`, of as many queries as keys, those of
+    different segments do not see each other (packed texts). Scores and softmax are computed in float32.
+
+    Patterns go by the index of the keys, of which the first query stands at `query_offset`; with `places` (padding in
+    front, packed texts), those that do not go by distance alone go by these. `scale` defaults to 1/sqrt(head_dim).
     When kv_heads is smaller than heads, each key head serves a group of consecutive query heads. Dropout acts on the
     weights when `dropout_key` is given. `implementation` forces one way of computing it, otherwise
     `choose_implementation` does; a forced one that cannot serve raises ValueError.
     """
     check_implementation(implementation)
     _check_heads(query, key)
+    if segment_ids is not None and query.shape[1] != key.shape[1]:
+        raise ValueError(f"segment_ids need as many queries as keys, not {query.shape[1]} and {key.shape[1]}")
+    places = None if pattern.relative else places
     dropped = dropout_key is not None and dropout_rate > 0.0
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    refusal = _fused_refusal(query, key, value, bias=bias, dropped=dropped)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    seen: dict[str, Any] = dict(mask=mask, bias=bias, segment_ids=segment_ids, pattern=pattern, places=places)
+    call = _call(query, key, value, mask=mask, bias=bias, pattern=pattern, query_offset=query_offset, places=places)
+    call = replace(call, dropped=dropped)
     if implementation is None:
-        implementation = choose_implementation(query, key, value, bias=bias, dropped=dropped)
-    elif implementation == "cudnn" and refusal:
-        raise ValueError(f"implementation='cudnn' cannot serve this call: {refusal}")
-    elif implementation == "xla" and dropped:
-        raise ValueError("implementation='xla' has no dropout; use 'plain'")
-    elif implementation == "xla" and query.dtype == jnp.float16 and jax.default_backend() == "cpu":
-        raise ValueError("implementation='xla' has no float16 on the CPU; use 'plain'")  # fails while compiling
-    elif implementation == "xla" and value.shape[-1] != query.shape[-1]:
-        raise ValueError(
-            f"implementation='xla' needs values as wide as queries, not {value.shape[-1]} and {query.shape[-1]}; "
-            "use 'plain'"
-        )
+        implementation = choose(call)
+    elif why := refusal(implementation, call):
+        raise ValueError(f"implementation={implementation!r} cannot serve this call: {why}; 'plain' serves every call")
 
     if implementation == "plain":
-        weights = attention_weights(
-            query, key, mask=mask, bias=bias, pattern=pattern, query_offset=query_offset, scale=scale
-        )
+        weights = attention_weights(query, key, **seen, query_offset=query_offset, scale=factor)
         weights = dropout(weights, dropout_rate, dropout_key)
         # The heads stay in front of the queries until the product is there: asked for in the caller's order, einsum
         # exchanges its factors, which XLA computes more slowly.
         mixed = jnp.einsum("bhqk,bkhd->bhqd", weights.astype(value.dtype), _repeat_heads(value, query))
         return jnp.swapaxes(mixed, 1, 2)
 
-    is_causal = pattern == Causal() and isinstance(query_offset, int) and query_offset == 0
-    is_causal = is_causal and query.shape[1] == key.shape[1]
-    mask, bias = _combine(query, key, mask, bias, Full() if is_causal else pattern, query_offset)
-    q, k = query.shape[1], key.shape[1]
-    # The fused kernels want a mask and a bias of full length; their batch and head axes may be 1.
-    full = [None if x is None else jnp.broadcast_to(x, (*x.shape[:2], q, k)) for x in (mask, bias)]
-    output = jax.nn.dot_product_attention(
-        query, key, value, full[1], full[0], scale=scale, is_causal=is_causal, implementation=implementation
+    if implementation == "blockwise":
+        of_part = partial(attend, scale=factor, dropout_rate=dropout_rate, implementation="plain")
+        return attend_by_blocks(of_part, query, key, value, **seen, dropout_key=dropout_key if dropped else None)
+
+    if implementation == "splash":
+        from transformers_jax.nn.splash import splash  # takes a while to import
+
+        output = splash(query, key, value, mask=mask, segment_ids=segment_ids, pattern=pattern, scale=factor)
+        if mask is None and pattern in (Full(), Causal()):
+            return output
+        return _zero_blind(output, _combine(query, key, **seen, query_offset=0)[0])
+
+    is_causal = pattern == Causal() and call.from_start and call.q == call.k
+    combined, bias = _combine(
+        query, key, **seen | dict(pattern=Full() if is_causal else pattern), query_offset=query_offset
     )
-    if mask is None:
+    output = fused_by_xla(
+        query, key, value, mask=combined, bias=bias, is_causal=is_causal, scale=factor, implementation=implementation
+    )
+    if combined is None:
         return output
     # The mask and the causal flag may leave a query blind only together: padding in front.
-    return _zero_blind(output, mask & pattern.mask(q, k) if is_causal else mask)
+    return _zero_blind(output, combined & pattern.mask(call.q, call.k) if is_causal else combined)
 
 
 def attention_weights(
@@ -96,16 +115,18 @@ def attention_weights(
     *,
     mask: Mask | None = None,
     bias: Bias | None = None,
+    segment_ids: Int[Array, "batch k"] | None = None,
     pattern: Pattern = Full(),
     query_offset: Index = 0,
+    places: Int[Array, "batch k"] | None = None,
     scale: float | None = None,
 ) -> Float[Array, "batch heads q k"]:
     """The weights that `attend` gives the values: float32, rows sum to one, or to zero where nothing may be seen."""
     _check_heads(query, key)
     # Where every query sees at least the first key, no row needs to be zeroed.
     sees_first = pattern == Full() or (pattern == Causal() and isinstance(query_offset, int) and query_offset >= 0)
-    blind_rows = mask is not None or bias is not None or not sees_first
-    mask, bias = _combine(query, key, mask, bias, pattern, query_offset)
+    blind_rows = mask is not None or bias is not None or segment_ids is not None or not sees_first
+    mask, bias = _combine(query, key, mask, bias, segment_ids, pattern, query_offset, places)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     # The scale goes to the query, the smaller tensor, unless rounding the product to 16 bits would blur the scores.
     scale_query = query.dtype == jnp.float32
@@ -122,46 +143,39 @@ def attention_weights(
     return weights
 
 
-def check_implementation(name: str | None) -> None:
-    """ValueError that lists the implementations there are, unless `name` is one of them or None."""
-    if name is not None and name not in get_args(Implementation):
-        raise ValueError(f"unknown attention implementation {name!r}; there are {', '.join(get_args(Implementation))}")
+def choose_implementation(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    pattern: Pattern = Full(),
+    query_offset: Index = 0,
+    places: Any = None,
+    dropped: bool = False,
+) -> Implementation:
+    """How `attend` computes a call when it is not told; shapes and types (`jax.ShapeDtypeStruct`) are enough."""
+    call = _call(query, key, value, mask=mask, bias=bias, pattern=pattern, query_offset=query_offset, places=places)
+    return choose(replace(call, dropped=dropped))
 
 
-def choose_implementation(query, key, value, *, bias=None, dropped: bool = False) -> Implementation:
-    """How `attend` computes a call when it is not told: "cudnn" on an NVIDIA GPU where it serves, otherwise "plain".
-
-    The reason for not using the fused kernel on a GPU is logged once.
-    """
-    if jax.default_backend() != "gpu":
-        return "plain"
-    refusal = _fused_refusal(query, key, value, bias=bias, dropped=dropped)
-    if refusal:
-        _log_fallback(refusal)
-        return "plain"
-    return "cudnn"
-
-
-def _fused_refusal(query, key, value, *, bias, dropped: bool) -> str | None:
-    head_dim = query.shape[-1]
-    if jax.default_backend() != "gpu":
-        return f"the backend is {jax.default_backend()}, not an NVIDIA GPU"
-    if query.dtype not in (jnp.bfloat16, jnp.float16):
-        return f"the type is {query.dtype}, not bfloat16 or float16"
-    if head_dim % 8 or head_dim > 128 or value.shape[-1] != head_dim:
-        return f"head sizes are {head_dim} and {value.shape[-1]}, not one multiple of 8 up to 128"
-    if query.shape[1] % 2 or key.shape[1] % 2:
-        return f"lengths {query.shape[1]} and {key.shape[1]} are not even"
-    if dropped:
-        return "there is dropout on the weights"
-    if bias is not None:
-        return "there is a bias, whose gradient it does not give for every shape"
-    return None
-
-
-@cache
-def _log_fallback(reason: str) -> None:
-    logging.getLogger(__name__).info("attention does not use the fused cuDNN kernel: %s", reason)
+def _call(query, key, value, *, mask, bias, pattern: Pattern, query_offset: Index, places) -> Call:
+    (batch, q, heads, head_dim), k = query.shape, key.shape[1]
+    return Call(
+        batch=batch,
+        heads=heads,
+        q=q,
+        k=k,
+        head_dim=head_dim,
+        value_dim=value.shape[-1],
+        dtype=np.dtype(query.dtype),
+        pattern=pattern,
+        from_start=isinstance(query_offset, int) and query_offset == 0,
+        placed=places is not None and not pattern.relative,
+        bias=bias is not None,
+        mask=None if mask is None else tuple(mask.shape),
+    )
 
 
 def _check_heads(query, key) -> None:
@@ -174,11 +188,14 @@ def _repeat_heads(x, query):
     return x if group == 1 else jnp.repeat(x, group, axis=2)
 
 
-def _combine(query, key, mask, bias, pattern: Pattern, query_offset: Index):
+def _combine(query, key, mask, bias, segment_ids, pattern: Pattern, query_offset: Index, places):
     """One boolean mask of everything that blocks, and the bias without its -inf (whose softmax would be NaN)."""
     if pattern != Full():
-        allowed = pattern.mask(query.shape[1], key.shape[1], offset=query_offset)[None, None]
+        allowed = View(pattern=pattern, query_offset=query_offset, places=places).allowed(query.shape[1], key.shape[1])
         mask = allowed if mask is None else mask & allowed
+    if segment_ids is not None:
+        same = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+        mask = same if mask is None else mask & same
     if bias is not None:
         open_ = bias > -jnp.inf
         mask = open_ if mask is None else mask & open_
@@ -219,6 +236,7 @@ class MultiHeadAttention(nnx.Module):
         use_bias: bool = True,
         scale: float | None = None,
         pattern: Pattern = Full(),
+        rotary: Rotary | None = None,
         dropout: float = 0.0,
         implementation: Implementation | None = None,
         kernel_init: Initializer = normal_init(0.02),
@@ -235,7 +253,9 @@ class MultiHeadAttention(nnx.Module):
         if heads % kv_heads:
             raise ValueError(f"heads={heads} is not a multiple of kv_heads={kv_heads}")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self.scale, self.pattern, self.dropout = scale, pattern, dropout
+        if rotary is not None:
+            rotary.check(head_dim)
+        self.scale, self.pattern, self.rotary, self.dropout = scale, pattern, rotary, dropout
         self.implementation: Implementation | None = implementation
 
         def linear(inner: int, outer: int, init: Initializer) -> Linear:
@@ -256,6 +276,9 @@ class MultiHeadAttention(nnx.Module):
         context: Float[Array, "rows k context_dim"] | KVCache | None = None,
         mask: Bool[Array, "#rows #heads #q #k"] | None = None,
         bias: Bias | None = None,
+        segment_ids: Int[Array, "batch q"] | None = None,
+        places: Int[Array, "batch k"] | None = None,
+        positions: Int[Array, "#batch q"] | None = None,
         cache: KVCache | None = None,
         cache_index: Index = 0,
         key: PRNGKey | None = None,
@@ -267,6 +290,9 @@ class MultiHeadAttention(nnx.Module):
         the whole cache: `mask` is then over slots, and the causal pattern hides the slots not yet written. A KVCache
         as `context` is used as it is (`keys_and_values` makes one): a decoder projects its encoder's output once.
 
+        `segment_ids` and `places` are those of `attend`, the latter of all slots. Self-attention with rotary positions
+        needs the `positions` of the queries.
+
         A `context` of fewer rows serves several consecutive rows of `hidden` each (beams of one source, one token of
         each), without being copied for them.
         """
@@ -275,32 +301,46 @@ class MultiHeadAttention(nnx.Module):
             keys_values = context
         else:
             keys_values = self.keys_and_values(hidden if context is None else context)
-        pattern, offset = self.pattern, 0
+        if self.rotary is not None and context is None:
+            if positions is None:
+                raise ValueError("rotary positions need `positions`")
+            query = self.rotary(query, positions)
+            turned = self.rotary(jnp.swapaxes(keys_values.key, 1, 2), positions)
+            keys_values = KVCache(jnp.swapaxes(turned, 1, 2), keys_values.value)
+        view = View(mask, bias, self.pattern, 0 if cache is None else cache_index, places)
         if cache is not None:
-            cache = keys_values = cache.write(keys_values, cache_index)
-            offset = cache_index
-        if isinstance(cache, BeamKVCache):
-            mask, bias = cache.seen(mask, bias, pattern, offset)
-            pattern, offset = Full(), 0
-        arguments: dict[str, Any] = dict(mask=mask, bias=bias, pattern=pattern, query_offset=offset, scale=self.scale)
+            cache, keys_values, view = cache.read(keys_values, view)
         keys, values = (jnp.swapaxes(x, 1, 2) for x in (keys_values.key, keys_values.value))
         if len(keys) != len(query):  # each serves several consecutive rows
             query = query.reshape(len(keys), -1, *query.shape[2:])
+        arguments: dict[str, Any] = dict(vars(view), scale=self.scale)
         mixed = attend(
             query,
             keys,
             values,
+            segment_ids=segment_ids,
             dropout_rate=self.dropout,
             dropout_key=key,
             implementation=self.implementation,
             **arguments,
         )
-        weights = attention_weights(query, keys, **arguments) if capture_weights else None
+        weights = None
+        if capture_weights:
+            weights = attention_weights(query, keys, segment_ids=segment_ids, **arguments)
         if weights is not None and len(weights) != len(hidden):  # of rows that share a context
             parts = weights.reshape(*weights.shape[:2], -1, hidden.shape[1], weights.shape[-1])
             weights = jnp.swapaxes(parts, 1, 2).reshape(len(hidden), -1, *parts.shape[3:])
         hidden = constrain(self.output(mixed.reshape(*hidden.shape[:2], -1)), BATCH)
         return AttentionOutput(hidden, cache, weights)
+
+    def init_cache(self, batch: int, length: int, *, rolling: bool = False) -> KVCache:
+        """An empty cache for `length` tokens a row; if `rolling`, of the newest ones only where the pattern looks no
+        further back."""
+        kind, slots, reach = KVCache, length, self.pattern.reach
+        if rolling and reach is not None and reach + 1 < length:
+            kind, slots = RollingKVCache, reach + 1
+        dtype = self.key.dtype or self.key.kernel.dtype
+        return kind.zeros((batch, self.kv_heads, slots, self.head_dim), dtype)
 
     def keys_and_values(self, context: Float[Array, "batch k context_dim"]) -> KVCache:
         """The projected keys and values of `context`."""

@@ -1,14 +1,32 @@
 """What attention remembers of the tokens seen so far, for generation token by token."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from transformers_jax.nn.patterns import Pattern
+from transformers_jax.nn.patterns import Full, Pattern
 from transformers_jax.nn.pytree import pytree_dataclass
 
 Index = int | Int[Array, ""]
+
+
+@dataclass(frozen=True)
+class View:
+    """What queries may see of the keys: arguments of `attend`, of the same names."""
+
+    mask: Bool[Array, "#rows #heads #q #k"] | None = None
+    bias: Float[Array, "#rows #heads #q #k"] | None = None
+    pattern: Pattern = Full()
+    query_offset: Index = 0
+    places: Int[Array, "rows k"] | None = None
+
+    def allowed(self, q: int, k: int) -> Bool[Array, "#rows 1 q k"]:
+        """What the pattern allows."""
+        mask = self.pattern.mask(q, k, offset=self.query_offset, places=self.places)
+        return mask[None, None] if mask.ndim == 2 else mask[:, None]
 
 
 @pytree_dataclass
@@ -26,6 +44,12 @@ class KVCache:
     def zeros(cls, size: tuple[int, int, int, int], dtype: DTypeLike = jnp.float32) -> "KVCache":
         """An empty cache of `size` (batch, kv_heads, slots, head_dim)."""
         return cls(jnp.zeros(size, dtype), jnp.zeros(size, dtype))
+
+    def read(self, new: "KVCache", view: View) -> tuple["KVCache", "KVCache", View]:
+        """The cache after the tokens of `new`, which are the queries; what these attend to; and what they may see of
+        it, where `view` is what they may see of all tokens so far."""
+        cache = self.write(new, view.query_offset)
+        return cache, cache, view
 
     def write(self, new: "KVCache", index: Index) -> "KVCache":
         """A cache with the keys and values of `new` in the slots from `index` on."""
@@ -96,15 +120,9 @@ class BeamKVCache(KVCache):
         """Each row continues the row `rows` of the same prompt."""
         return BeamKVCache(self.key, self.value, jnp.take(self.owner, rows, axis=-2, mode="clip"))
 
-    def seen(
-        self,
-        mask: Bool[Array, "#rows #heads 1 #slots"] | None,
-        bias: Float[Array, "#rows heads 1 #slots"] | None,
-        pattern: Pattern,
-        index: Index,
-    ) -> tuple[Bool[Array, "batch #heads beams stored"], Float[Array, "#batch heads #beams stored"] | None]:
-        """The mask and the bias over what is stored, for the newest tokens of all beams, which stand at `index`, of
-        those over each row's own slots; the mask includes the pattern."""
+    def read(self, new: KVCache, view: View) -> tuple[KVCache, KVCache, View]:
+        """As of a KVCache, for one token of each row."""
+        cache = self.write(new, view.query_offset)
         batch, beams, prompt = self.sizes
         slots = prompt + self.owner.shape[1]
 
@@ -117,12 +135,68 @@ class BeamKVCache(KVCache):
             return jnp.swapaxes(x.reshape(batch, beams, x.shape[1], -1), 1, 2)
 
         writer = jnp.tile(jnp.arange(beams), slots - prompt)
-        wrote = jnp.repeat(self.owner, beams, axis=-1) == writer
-        mine = jnp.pad(wrote, [(0, 0), (prompt, 0)], constant_values=True).reshape(batch, 1, beams, -1)
-        mine &= spread(pattern.mask(1, slots, offset=index)[None, None])
-        if mask is not None:
-            mine = mine & spread(mask)
-        return mine, None if bias is None else spread(bias)
+        wrote = jnp.repeat(cache.owner, beams, axis=-1) == writer
+        mask = jnp.pad(wrote, [(0, 0), (prompt, 0)], constant_values=True).reshape(batch, 1, beams, -1)
+        mask &= spread(view.allowed(1, slots))
+        if view.mask is not None:
+            mask = mask & spread(view.mask)
+        return cache, cache, View(mask, None if view.bias is None else spread(view.bias))
+
+
+@pytree_dataclass
+class RollingKVCache(KVCache):
+    """Keys and values of the newest tokens only, for patterns that look back no further: the token at index i is in
+    the slot i modulo the number of slots."""
+
+    def read(self, new: KVCache, view: View) -> tuple[KVCache, KVCache, View]:
+        index, size, length = view.query_offset, self.key.shape[-2], new.key.shape[-2]
+        cache = self.write(new, index)
+        if length == 1:
+            seen, held = cache, _newest(index + 1, size)
+        else:  # what the first of these tokens look at, the last ones may have displaced
+            seen = KVCache(*(jnp.concatenate(pair, axis=-2) for pair in zip(_pair(self), _pair(new), strict=True)))
+            held = jnp.concatenate([_newest(index, size), index + jnp.arange(length)])
+
+        def held_of(x: Array) -> Array:
+            return x if x.shape[-1] == 1 else jnp.take(x, jnp.maximum(held, 0), axis=-1)
+
+        if view.places is None or view.pattern.relative:
+            mask = view.pattern.allows((index + jnp.arange(length))[:, None], held[None, :])[None, None]
+        else:
+            of_queries = jax.lax.dynamic_slice_in_dim(view.places, index, length, axis=1)
+            mask = view.pattern.allows(of_queries[:, :, None], held_of(view.places)[:, None, :])[:, None]
+        mask = jnp.broadcast_to(mask & (held >= 0), (len(mask), 1, length, len(held)))
+        if view.mask is not None:
+            mask = mask & held_of(view.mask)
+        return cache, seen, View(mask, None if view.bias is None else held_of(view.bias))
+
+    def write(self, new: KVCache, index: Index) -> "RollingKVCache":
+        """With the newest tokens of `new`, of which the first has the index `index`."""
+        size, length = self.key.shape[-2], new.key.shape[-2]
+        kept = min(size, length)
+        slots = (index + length - kept + jnp.arange(kept)) % size
+
+        def write(old: Array, new: Array) -> Array:
+            return old.at[..., slots, :].set(new[..., length - kept :, :].astype(old.dtype), unique_indices=True)
+
+        return RollingKVCache(write(self.key, new.key), write(self.value, new.value))
+
+    def take(self, rows: Int[Array, "rows"]) -> "RollingKVCache":
+        """The cache of the batch rows `rows`, also under a leading depth axis."""
+        return RollingKVCache(*(jnp.take(x, rows, axis=-4, mode="clip") for x in _pair(self)))
+
+    def branch(self, beams: int, prompt: int) -> "RollingKVCache":
+        """The cache of `beams` rows for each of this one's."""
+        return RollingKVCache(*(jnp.repeat(x, beams, axis=-4) for x in _pair(self)))
+
+
+def _pair(cache: KVCache) -> tuple[Array, Array]:
+    return cache.key, cache.value
+
+
+def _newest(count: Index, size: int) -> Int[Array, "size"]:
+    """The index of the token that each slot of a rolling cache holds after `count` tokens; negative: none yet."""
+    return count - 1 - (count - 1 - jnp.arange(size)) % size
 
 
 def _write(old: Array, new: Array, index: Index) -> Array:

@@ -8,14 +8,16 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Initializer
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from transformers_jax.nn.attention import Implementation, MultiHeadAttention
+from transformers_jax.nn.attention import MultiHeadAttention
 from transformers_jax.nn.cache import Index, KVCache
 from transformers_jax.nn.dropout import PRNGKey, drop_path, dropout, split_key
+from transformers_jax.nn.kernels import Implementation
 from transformers_jax.nn.linear import NORMS, LayerNorm, RMSNorm, check_norm, normal_init
 from transformers_jax.nn.mlp import MLP
 from transformers_jax.nn.patterns import Full, Pattern
+from transformers_jax.nn.positions import Rotary
 from transformers_jax.nn.pytree import pytree_dataclass
 
 
@@ -55,6 +57,7 @@ class TransformerLayer(nnx.Module):
         head_dim: int | None = None,
         attention_scale: float | None = None,
         pattern: Pattern = Full(),
+        rotary: Rotary | None = None,
         implementation: Implementation | None = None,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
@@ -73,7 +76,9 @@ class TransformerLayer(nnx.Module):
         types: dict[str, Any] = dict(dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         inits: dict[str, Any] = dict(kernel_init=kernel_init, output_init=output_init, use_bias=use_bias)
 
-        def attention(pattern: Pattern, context_dim: int | None = None) -> MultiHeadAttention:
+        def attention(
+            pattern: Pattern, rotary: Rotary | None = None, context_dim: int | None = None
+        ) -> MultiHeadAttention:
             return MultiHeadAttention(
                 dim,
                 heads,
@@ -82,6 +87,7 @@ class TransformerLayer(nnx.Module):
                 scale=attention_scale,
                 context_dim=context_dim,
                 pattern=pattern,
+                rotary=rotary,
                 dropout=attention_dropout,
                 implementation=implementation,
                 **inits,
@@ -89,9 +95,9 @@ class TransformerLayer(nnx.Module):
             )
 
         make_norm = partial(NORMS[check_norm(norm_type)], dim, epsilon=norm_epsilon, **types)
-        self.attention = attention(pattern)
+        self.attention = attention(pattern, rotary)
         self.attention_norm = make_norm()
-        self.cross_attention = attention(Full(), context_dim) if cross_attention else nnx.data(None)
+        self.cross_attention = attention(Full(), context_dim=context_dim) if cross_attention else nnx.data(None)
         self.cross_attention_norm = make_norm() if cross_attention else nnx.data(None)
         self.mlp = MLP(dim, mlp_dim, activation=activation, gated=gated, dropout=mlp_dropout, **inits, **types)
         self.mlp_norm = make_norm()
@@ -102,6 +108,9 @@ class TransformerLayer(nnx.Module):
         *,
         mask: Bool[Array, "#batch #heads #length #slots"] | None = None,
         bias: Float[Array, "#batch #heads #length #slots"] | None = None,
+        segment_ids: Int[Array, "batch length"] | None = None,
+        places: Int[Array, "batch slots"] | None = None,
+        positions: Int[Array, "#batch length"] | None = None,
         context: Float[Array, "rows k context_dim"] | KVCache | None = None,
         context_mask: Bool[Array, "#rows #heads #length #k"] | None = None,
         cache: KVCache | None = None,
@@ -110,10 +119,10 @@ class TransformerLayer(nnx.Module):
         key: PRNGKey | None = None,
         capture: Collection[str] = (),
     ) -> LayerOutput:
-        """Run the layer. `mask`, `bias`, `cache` and `cache_index` are those of `MultiHeadAttention`; `context` is what
-        cross-attention looks at; `drop_path_rate` is how often an example skips a part of the layer in training (an
-        argument, since it differs from layer to layer); "attention_weights" in `capture` returns the weights of the
-        self-attention, "cross_attention_weights" those of the other."""
+        """Run the layer. `mask`, `bias`, `segment_ids`, `places`, `positions`, `cache` and `cache_index` are those of
+        `MultiHeadAttention`; `context` is what cross-attention looks at; `drop_path_rate` is how often an example skips
+        a part of the layer in training (an argument, since it differs from layer to layer); "attention_weights" in
+        `capture` returns the weights of the self-attention, "cross_attention_weights" those of the other."""
         if (self.cross_attention is None) != (context is None):
             raise ValueError("a layer takes `context` if, and only if, it was built with cross_attention=True")
         keys = split_key(key, 6)
@@ -122,6 +131,9 @@ class TransformerLayer(nnx.Module):
             self._before(self.attention_norm, hidden),
             mask=mask,
             bias=bias,
+            segment_ids=segment_ids,
+            places=places,
+            positions=positions,
             cache=cache,
             cache_index=cache_index,
             key=keys[0],

@@ -8,7 +8,8 @@ from flax.typing import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from transformers_jax.nn.attention import Implementation, MultiHeadAttention
+from transformers_jax.nn.attention import MultiHeadAttention
+from transformers_jax.nn.kernels import Implementation
 from transformers_jax.nn.linear import LayerNorm, normal_init
 from transformers_jax.nn.mlp import MLP
 

@@ -1,7 +1,9 @@
 """Positions of tokens in a text and of patches in an image, and their encodings."""
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -17,6 +19,13 @@ from transformers_jax.nn.sharding import BATCH, constrain
 def positions_from_mask(attention_mask: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
     """0, 1, 2, ... over the tokens whose mask is 1, whichever side the padding is on; 0 for padding in front."""
     return jnp.maximum(jnp.cumsum(attention_mask, axis=-1) - 1, 0)
+
+
+def positions_from_segments(segment_ids: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
+    """0, 1, 2, ... over the tokens of each segment: texts that lie in one row, one after the other."""
+    indices = jnp.broadcast_to(jnp.arange(segment_ids.shape[1]), segment_ids.shape)
+    starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
+    return indices - jax.lax.cummax(jnp.where(starts, indices, 0), axis=1)
 
 
 def sinusoidal_positions(
@@ -35,6 +44,40 @@ def sinusoidal_positions(
     if interleaved:
         return jnp.stack([sines, cosines], axis=-1).reshape(*positions.shape, dim)
     return jnp.concatenate([sines, cosines], axis=-1)
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary positions (Su et al. 2021, RoFormer): queries and keys are turned by angles that grow with their
+    position, so that their product depends on the distance alone.
+
+    Of each head the first `share` of its width is turned; place i of its first half and place i of its second half are
+    the coordinates of a plane, as in GPT-NeoX and Llama. Wave lengths are those of `sinusoidal_positions`.
+    """
+
+    base: float = 10_000.0
+    share: float = 1.0
+
+    def check(self, head_dim: int) -> None:
+        """ValueError unless heads of this width can be turned."""
+        turned = head_dim * self.share
+        if not 0 < self.share <= 1 or turned % 2 or self.base <= 1:
+            raise ValueError(
+                f"rotary positions with base={self.base} and share={self.share} turn {turned:g} of the {head_dim} "
+                "numbers of a head; that must be an even number, and base above 1"
+            )
+
+    def __call__(
+        self, x: Float[Array, "batch length heads head_dim"], positions: Int[Array, "#batch length"]
+    ) -> Float[Array, "batch length heads head_dim"]:
+        """`x` turned; the angles are computed in float32."""
+        turned, still = jnp.split(x, [int(x.shape[-1] * self.share)], axis=-1)
+        sines, cosines = jnp.split(
+            sinusoidal_positions(positions, turned.shape[-1], base=self.base, interleaved=False)[:, :, None], 2, axis=-1
+        )
+        first, second = jnp.split(turned.astype(jnp.float32), 2, axis=-1)
+        parts = first * cosines - second * sines, second * cosines + first * sines
+        return jnp.concatenate([*(part.astype(x.dtype) for part in parts), still], axis=-1)
 
 
 class LearnedPositions(nnx.Module):
@@ -70,6 +113,13 @@ class LearnedPositions(nnx.Module):
     def table(self) -> Float[Array, "length dim"]:
         """All vectors, whole on every device of a mesh."""
         return constrain(self.embedding[...])
+
+
+def extend_positions(table: Float[Array, "length dim"], length: int, *, prefix: int = 0) -> Float[Array, "new dim"]:
+    """A table of learned positions with `length` of them after the first `prefix` rows: the first ones if it has more;
+    otherwise they begin again after the last one (Beltagy et al. 2020, Longformer, section 5)."""
+    held = table.shape[0] - prefix
+    return jnp.concatenate([table[:prefix], table[prefix:][jnp.arange(length) % held]])
 
 
 def sinusoidal_grid(height: int, width: int, dim: int, *, base: float = 10_000.0) -> Float[Array, "places dim"]:

@@ -23,19 +23,20 @@ def constrain(x: Array, *axes: str | tuple[str, ...] | None) -> Array:
     activation: otherwise it spreads the activation's features instead of its examples, and computes every example on
     every device.
     """
-    usable = _usable()
-    if usable.keys().isdisjoint((*BATCH, TENSOR)):
+    if _usable().keys().isdisjoint((*BATCH, TENSOR)):
         return x
-
-    def fitting(size: int, axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
-        kept: tuple[str, ...] = ()
-        for name in (axis,) if isinstance(axis, str) else axis or ():
-            if name in usable and size % math.prod(usable[other] for other in (*kept, name)) == 0:
-                kept = (*kept, name)
-        return kept
-
-    spec = PartitionSpec(*(fitting(size, axis) or None for size, axis in zip(x.shape, axes, strict=False)))
+    spec = PartitionSpec(*(fitting_axes(axis, size) or None for size, axis in zip(x.shape, axes, strict=False)))
     return jax.lax.with_sharding_constraint(x, spec)
+
+
+def fitting_axes(axis: str | tuple[str, ...] | None, size: int) -> tuple[str, ...]:
+    """Those of the mesh axes `axis` that `constrain` spreads a dimension of `size` over."""
+    usable = _usable()
+    kept: tuple[str, ...] = ()
+    for name in (axis,) if isinstance(axis, str) else axis or ():
+        if name in usable and size % math.prod(usable[other] for other in (*kept, name)) == 0:
+            kept = (*kept, name)
+    return kept
 
 
 def axis_size(name: str) -> int:

@@ -90,9 +90,9 @@ class Stack(nnx.Module):
         hidden, outputs = jax.lax.scan(body, constrain(hidden, BATCH), inputs, unroll=max(1, self.unroll // cycle))
         return hidden, *jax.tree.map(unfold, outputs)
 
-    def init_state(self, make: Callable[[], Any]) -> Any:
-        """`make()` for every layer, along a leading depth axis."""
-        return jax.tree.map(lambda x: jnp.repeat(x[None], self.depth, axis=0), make())
+    def init_state(self, make: Callable[[Any], Any]) -> Any:
+        """`make(layer)` for every layer, along a leading depth axis; it must be of one shape for all of them."""
+        return jax.tree.map(lambda x: jnp.repeat(x[None], self.depth, axis=0), make(self.layers[0]))
 
     def map(self, function: Callable[[Any], Any]) -> Any:
         """`function(layer)` of every layer, along a leading depth axis."""
@@ -123,9 +123,9 @@ class Unstacked(nnx.Module):
             captured.append(kept)
         return hidden, tuple(states), jax.tree.map(lambda *x: jnp.stack(x), *captured)
 
-    def init_state(self, make: Callable[[], Any]) -> Any:
-        """`make()` for every layer, as a tuple."""
-        return tuple(make() for _ in self.layers)
+    def init_state(self, make: Callable[[Any], Any]) -> Any:
+        """`make(layer)` for every layer, as a tuple."""
+        return tuple(make(layer) for layer in self.layers)
 
     def map(self, function: Callable[[Any], Any]) -> Any:
         """`function(layer)` of every layer, as a tuple."""
