@@ -1,6 +1,7 @@
 """What the configurations of all families share."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
@@ -9,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Shaped
 
-from transformers_jax.nn import TransformerLayer, normal_init
-from transformers_jax.nn.attention import Implementation, check_implementation
+from transformers_jax.nn import TransformerLayer, extend_positions, normal_init
+from transformers_jax.nn.kernels import Implementation, check_implementation
 from transformers_jax.nn.mlp import check_activation
 from transformers_jax.nn.patch import grid_size
+from transformers_jax.nn.patterns import Causal, Full, Pattern, parse_pattern
 from transformers_jax.nn.stack import check_remat
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -137,7 +139,7 @@ class LayersConfig(ModelConfig):
     unroll: int = 1
     """Layers laid out per scan step; the depth of a small model makes it faster on CPU, and slower to compile."""
     attention: Implementation | None = None
-    """Force one way of computing attention: plain, xla or cudnn. None chooses by backend."""
+    """Force one way of computing attention: plain, blockwise, xla, cudnn or splash. None chooses."""
 
     RUN_FIELDS: ClassVar[tuple[str, ...]] = (
         *ModelConfig.RUN_FIELDS,
@@ -165,12 +167,44 @@ class TransformerConfig(LayersConfig):
     """Attention heads; they divide `dim`."""
     mlp_dim: int | None = None
     """Width inside the MLP. None is 4 * dim."""
+    patterns: tuple[str, ...] = ()
+    """Attention patterns that the layers take in turn, as `nn.parse_pattern` reads them, such as ("causal", "causal &
+    local(128)"). Empty: every layer looks at everything, in a decoder at everything before."""
+
+    decodes: ClassVar[bool] = False
+    """Whether no token may see what comes after it."""
 
     def __post_init__(self):
         super().__post_init__()
         self.check_positive("dim", "depth", "heads", "mlp_dim")
         if self.dim % self.heads and getattr(self, "head_dim", None) is None:
             raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}")
+        self.read_patterns("patterns", self.depth, decodes=self.decodes)
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of a sequence; None: any number."""
+        return None
+
+    def read_patterns(self, name: str, depth: int, *, decodes: bool) -> tuple[Pattern, ...]:
+        """The patterns in the field `name` for a stack of `depth` layers; ValueError where they do not fit it, or the
+        longest sequence, or let a decoder look ahead."""
+        texts = getattr(self, name)
+        if not texts:
+            return (Causal() if decodes else Full(),)
+        patterns = tuple(parse_pattern(text) for text in texts)
+        if depth % len(patterns):
+            raise ValueError(f"{name} holds {len(patterns)} patterns, which do not divide the depth of {depth} layers")
+        for text, pattern in zip(texts, patterns, strict=True):
+            if decodes and not pattern.causal:
+                raise ValueError(f"{name} holds {text!r}, which lets a decoder look ahead; add & causal")
+            if self.longest is not None:
+                pattern.check(self.longest)
+        return patterns
+
+    def cycle(self, patterns: Sequence[Pattern], **changes: Any) -> list[partial[TransformerLayer]]:
+        """What makes the layers that a stack takes in turn, one for each of `patterns`; `changes` as of `layer`."""
+        return [self.layer(pattern=pattern, **changes) for pattern in patterns]
 
     def layer(self, **changes: Any) -> partial[TransformerLayer]:
         """What makes one layer of these sizes, given `rngs`; `changes` are arguments of `TransformerLayer`."""
@@ -189,9 +223,11 @@ class TransformerConfig(LayersConfig):
     def layer_flops_per_token(self, length: int) -> float:
         """Floating-point operations of a forward and backward pass through the layers for one token in a sequence of
         `length`: 6 per weight of a matrix product, and 12 * depth * dim * length for attention (Chowdhery et al. 2022,
-        appendix B)."""
+        appendix B), or less where a pattern lets it see less."""
         weights = self.depth * (4 * self.dim**2 + 2 * self.dim * (self.mlp_dim or 4 * self.dim))
-        return 6.0 * weights + 12.0 * self.depth * self.dim * length
+        patterns = self.read_patterns("patterns", self.depth, decodes=self.decodes)
+        seen = sum(pattern.keys_seen(length) for pattern in patterns) / len(patterns)
+        return 6.0 * weights + 12.0 * self.depth * self.dim * seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +247,10 @@ class VocabularyConfig(ModelConfig):
     pad_id: int | None = None
     """Token that fills up short rows; the attention mask decides what is padding, not this id."""
 
+    @property
+    def longest(self) -> int | None:
+        return self.max_length
+
     def check_common(self) -> None:
         super().check_common()
         self.check_positive("vocab_size", "max_length")
@@ -225,6 +265,26 @@ class VocabularyConfig(ModelConfig):
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(VocabularyConfig, TransformerConfig):
     """What the configurations of text models share."""
+
+    resize_positions: bool = False
+    """Of a training that starts from a checkpoint: take its positions to `max_length` (learned ones begin again after
+    the last one). Otherwise the checkpoint's longest sequence stays, and longer ones are refused."""
+
+    RUN_FIELDS: ClassVar[tuple[str, ...]] = (*TransformerConfig.RUN_FIELDS, "resize_positions")
+    RESIZABLE: ClassVar[tuple[str, ...]] = ("max_length",)
+
+    def with_run_fields(self, chosen: Any) -> Any:
+        config = super().with_run_fields(chosen)
+        return replace(config, max_length=chosen.max_length) if chosen.resize_positions else config
+
+    def carry_over(self, parameters: Mapping[str, Any], old: Any) -> dict[str, Any]:
+        """With tables of learned positions as long as this configuration's."""
+        carried = dict(parameters)
+        if self.max_length is not None and old.max_length != self.max_length:
+            prefix = getattr(self, "position_offset", 0)
+            for name in (name for name in carried if re.search(r"(^|\.)positions\.embedding$", name)):
+                carried[name] = extend_positions(carried[name], self.max_length, prefix=prefix)
+        return carried
 
 
 Size = int | tuple[int, int]

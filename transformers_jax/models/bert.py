@@ -26,6 +26,7 @@ from transformers_jax.nn import (
     normal_init,
     pool,
     positions_from_mask,
+    positions_from_segments,
 )
 from transformers_jax.nn.dropout import PRNGKey
 from transformers_jax.nn.mlp import check_activation
@@ -157,8 +158,10 @@ class Bert(nnx.Module):
         if config.token_types:
             self.token_types = TokenEmbedding(config.token_types, config.dim, **options)
         self.embedding_norm = LayerNorm(config.dim, epsilon=config.norm_epsilon, **config.types, rngs=rngs)
-        make_layer = config.layer(norm="post")
-        self.stack = Stack(make_layer, config.depth, remat=config.remat, unroll=config.unroll, rngs=rngs)
+        patterns = config.read_patterns("patterns", config.depth, decodes=False)
+        cycle = config.cycle(patterns, norm="post")
+        self.stack = Stack(cycle, config.depth, remat=config.remat, unroll=config.unroll, rngs=rngs)
+        self.goes_by_places = not all(pattern.relative for pattern in patterns)
         self.pooler = nnx.data(None)
         if config.pooler:
             kernel_init = normal_init(config.init_std)
@@ -171,18 +174,23 @@ class Bert(nnx.Module):
         *,
         token_type_ids: Int[Array, "batch length"] | None = None,
         positions: Int[Array, "batch length"] | None = None,
+        segment_ids: Int[Array, "batch length"] | None = None,
         key: PRNGKey | None = None,
         capture: Collection[str] = (),
     ) -> ModelOutput:
         """Hidden states of `input_ids`, and `pooled` with a pooler.
 
         `attention_mask` is 1 for tokens and 0 for padding, on either side; `positions` count its ones from 0.
+        `segment_ids` tell apart the texts of a row, which lie one after the other: they do not see each other, and
+        positions start again (what is `pooled` is of the first).
         `token_type_ids` name the segment of each token (None: the first). `key` turns dropout on. `capture` names what
         else to return: "hidden_states" and "attention_weights".
         """
         config, length = self.config, input_ids.shape[1]
         check_capture(capture)
         check_ids(input_ids, self.embedding.embedding.shape[0])
+        if segment_ids is not None and positions is None:
+            positions = positions_from_segments(segment_ids)
         if length > config.max_length and attention_mask is None and positions is None:
             raise ValueError(f"{length} tokens are more than the {config.max_length} positions; cut the text")
         if positions is None:
@@ -199,9 +207,14 @@ class Bert(nnx.Module):
         embedding_key, stack_key = (None, None) if key is None else jax.random.split(key)
         hidden = dropout(self.embedding_norm(hidden), config.dropout, embedding_key)
         mask = None if attention_mask is None else (attention_mask != 0)[:, None, None, :]
+        places = None
+        if self.goes_by_places and segment_ids is not None:
+            places = positions_from_segments(segment_ids)
+        elif self.goes_by_places and attention_mask is not None:
+            places = positions_from_mask((attention_mask != 0).astype(jnp.int32))
 
         def apply(layer, hidden, _, layer_key):
-            output = layer(hidden, mask=mask, key=layer_key, capture=capture)
+            output = layer(hidden, mask=mask, segment_ids=segment_ids, places=places, key=layer_key, capture=capture)
             return output.hidden, None, (hidden if "hidden_states" in capture else None, output.attention_weights)
 
         layer_keys = None if stack_key is None else jax.random.split(stack_key, config.depth)

@@ -32,8 +32,8 @@ from transformers_jax.nn import (
     split_key,
     to_windows,
 )
-from transformers_jax.nn.attention import Implementation
 from transformers_jax.nn.dropout import PRNGKey
+from transformers_jax.nn.kernels import Implementation
 from transformers_jax.nn.sharding import BATCH, TENSOR, constrain
 
 ChannelScale = Literal["channels", "places"]

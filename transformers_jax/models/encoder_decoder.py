@@ -15,8 +15,6 @@ from transformers_jax.models.heads import Head, logits_of
 from transformers_jax.models.output import Cache, ModelOutput, check_capture
 from transformers_jax.models.seq2seq import Seq2SeqBackbone, Seq2SeqConfig
 from transformers_jax.nn import (
-    Causal,
-    Full,
     KVCache,
     LearnedPositions,
     Linear,
@@ -48,6 +46,8 @@ class EncoderDecoderConfig(Seq2SeqConfig, TextConfig):
     """Attention heads; they divide `dim`, unless there is a `head_dim`."""
     decoder_depth: int | None = None
     """Layers of the decoder. None: as many as the encoder has."""
+    decoder_patterns: tuple[str, ...] = ()
+    """Attention patterns of the decoder's layers, which look at the target; `patterns` are the encoder's."""
     head_dim: int | None = None
     """Width of a head. None is dim / heads."""
     norm: Literal["pre", "post"] = "post"
@@ -90,6 +90,7 @@ class EncoderDecoderConfig(Seq2SeqConfig, TextConfig):
         self.check_positive("decoder_depth", "head_dim", "relative_buckets")
         self.check_rates("mlp_dropout")
         check_norm(self.norm_type)
+        self.read_patterns("decoder_patterns", self.decoder_depth or self.depth, decodes=True)
         if self.max_length is None and self.positions == "learned":
             raise ValueError("max_length=None needs positions='sinusoidal' or 'relative'; a learned table has an end")
 
@@ -217,7 +218,9 @@ class Side(nnx.Module):
         self.embedding_norm = nnx.data(None)
         if config.embedding_norm:
             self.embedding_norm = make_norm(config.dim, epsilon=config.norm_epsilon, **types)
-        make_layer = config.layer(
+        patterns = config.read_patterns("decoder_patterns" if decodes else "patterns", depth, decodes=decodes)
+        cycle = config.cycle(
+            patterns,
             norm=config.norm,
             norm_type=config.norm_type,
             gated=config.gated,
@@ -226,9 +229,9 @@ class Side(nnx.Module):
             attention_scale=None if config.scale_attention else 1.0,
             mlp_dropout=config.mlp_dropout,
             cross_attention=decodes,
-            pattern=Causal() if decodes else Full(),
         )
-        self.stack = Stack(make_layer, depth, remat=config.remat, unroll=config.unroll, rngs=rngs)
+        self.stack = Stack(cycle, depth, remat=config.remat, unroll=config.unroll, rngs=rngs)
+        self.goes_by_places = not all(pattern.relative for pattern in patterns)
         self.norm = nnx.data(None)
         if config.norm == "pre":
             self.norm = make_norm(config.dim, epsilon=config.norm_epsilon, **types)
@@ -281,6 +284,10 @@ class Side(nnx.Module):
         if self.relative is not None and not config.relative_per_layer:
             shared = self.relative(length, slots, offset=index)
 
+        places = None
+        if self.goes_by_places and mask is not None:
+            places = positions_from_mask(mask[:, 0, 0].astype(jnp.int32))
+
         def apply(layer, hidden, state, given):
             layer_key, relative, remembered = given
             own, remembered = (None, remembered) if state is None else state
@@ -288,6 +295,7 @@ class Side(nnx.Module):
                 hidden,
                 mask=mask,
                 bias=shared if relative is None else relative(length, slots, offset=index),
+                places=places,
                 context=remembered,
                 context_mask=context_mask,
                 cache=own,
@@ -398,10 +406,10 @@ class EncoderDecoder(Seq2SeqBackbone):
 
     def init_cache(self, context: Any, batch: int, length: int) -> Cache:
         """A cache of `length` target tokens a row, none written yet, that holds `context`."""
-        config, decoder = self.config, self.decoder
-        size = (batch, config.heads, length, config.head_size)
-        empty = decoder.stack.init_state(lambda: KVCache.zeros(size, jnp.dtype(config.dtype)))
-        pairs = (empty, context) if isinstance(decoder.stack, Stack) else tuple(zip(empty, context, strict=True))
+        stack = self.decoder.stack
+        laid_out = not isinstance(stack, Stack)
+        empty = stack.init_state(lambda layer: layer.attention.init_cache(batch, length, rolling=laid_out))
+        pairs = tuple(zip(empty, context, strict=True)) if laid_out else (empty, context)
         return Cache(pairs, jnp.zeros((batch, length), bool), jnp.zeros((), jnp.int32))
 
 

@@ -49,6 +49,7 @@ class LanguageModel(Head):
         attention_mask: Int[Array, "batch length"] | None = None,
         *,
         positions: Int[Array, "batch length"] | None = None,
+        segment_ids: Int[Array, "batch length"] | None = None,
         cache: Cache | None = None,
         key: PRNGKey | None = None,
         capture: Collection[str] = (),
@@ -61,8 +62,14 @@ class LanguageModel(Head):
         if logits_to_keep is not None and logits_to_keep < 1:
             raise ValueError(f"logits_to_keep={logits_to_keep} must be at least 1, or None for all places")
         output = self.backbone(
-            input_ids, attention_mask, positions=positions, cache=cache, key=key, capture=capture
-        )  # fmt: skip
+            input_ids,
+            attention_mask,
+            positions=positions,
+            **({} if segment_ids is None else {"segment_ids": segment_ids}),
+            cache=cache,
+            key=key,
+            capture=capture,
+        )
         hidden = output.hidden if logits_to_keep is None else output.hidden[:, -logits_to_keep:]
         return dataclasses.replace(output, logits=self.read_out(hidden))
 
@@ -107,6 +114,7 @@ class MaskedLanguageModel(Head):
         *,
         token_type_ids: Int[Array, "batch length"] | None = None,
         positions: Int[Array, "batch length"] | None = None,
+        segment_ids: Int[Array, "batch length"] | None = None,
         masked_positions: Int[Array, "batch masked"] | None = None,
         key: PRNGKey | None = None,
         capture: Collection[str] = (),
@@ -118,6 +126,7 @@ class MaskedLanguageModel(Head):
             attention_mask,
             token_type_ids=token_type_ids,
             positions=positions,
+            **({} if segment_ids is None else {"segment_ids": segment_ids}),
             key=key,
             capture=capture,
         )

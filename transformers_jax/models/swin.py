@@ -39,8 +39,8 @@ from transformers_jax.nn import (
     split_key,
     to_windows,
 )
-from transformers_jax.nn.attention import Implementation
 from transformers_jax.nn.dropout import PRNGKey
+from transformers_jax.nn.kernels import Implementation
 
 NORM_EPSILON = 1e-5
 """Of the norms between the layers, whatever `norm_epsilon` those of the layers have: so transformers has it."""

@@ -81,6 +81,10 @@ class ViTConfig(ImageConfig, TransformerConfig):
         return self if head is None else dataclasses.replace(self, pooler=False)
 
     @property
+    def longest(self) -> int:
+        return self.prefix + self.grid[0] * self.grid[1]
+
+    @property
     def prefix(self) -> int:
         """The number of tokens in front of the patches."""
         return int(self.class_token) + int(self.distillation_token)
@@ -158,7 +162,8 @@ class ViT(nnx.Module):
         if config.positions == "learned":
             places = config.prefix + config.grid[0] * config.grid[1]
             self.positions = LearnedPositions(places, config.dim, embedding_init=init, **options)
-        self.stack = Stack(config.layer(norm="pre"), config.depth, remat=config.remat, unroll=config.unroll, rngs=rngs)
+        cycle = config.cycle(config.read_patterns("patterns", config.depth, decodes=False), norm="pre")
+        self.stack = Stack(cycle, config.depth, remat=config.remat, unroll=config.unroll, rngs=rngs)
         self.norm = LayerNorm(config.dim, epsilon=config.norm_epsilon, **options)
         self.attention_pooling = nnx.data(None)
         if config.pooling == "attention":

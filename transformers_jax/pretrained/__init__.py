@@ -100,8 +100,8 @@ def from_pretrained(
     `architecture` asks for another head than the file's: a class of `transformers_jax.models` (`SequenceClassifier`, or
     `Bert` for none) or transformers' name of one ("BertModel"). A head that the file does not hold, or not of this
     size, is an error unless `new_head`, which starts it with `rngs` and logs which parameters are new. `changes` sets
-    fields of the configuration otherwise (`{"dropout": 0.0, "labels": ("ham", "spam")}`); another `image_size` resizes
-    what depends on it.
+    fields of the configuration otherwise (`{"dropout": 0.0, "labels": ("ham", "spam")}`); another `image_size`
+    or `max_length` resizes what depends on it.
 
     FileNotFoundError when something is not there; ValueError when a file is damaged, a setting is not supported, or
     tensors and parameters do not match: the message lists every missing, unexpected or misshapen one.
@@ -254,7 +254,8 @@ def _layout(model: Any) -> tuple[Family, engine.Architecture]:
 
 
 def _check_fixed(family: Family, architecture: engine.Architecture, config: Any, where: str = "") -> None:
-    for name, value in family.fixed(config, architecture.head).items():
+    everywhere = {name: () for name in ("patterns", "decoder_patterns") if hasattr(config, name)}
+    for name, value in (everywhere | dict(family.fixed(config, architecture.head))).items():
         if (found := getattr(config, name)) != value:
             raise ValueError(f"{where}{architecture.name} of {family.library} has {name}={value!r}, not {found!r}")
 

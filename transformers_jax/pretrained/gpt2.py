@@ -145,5 +145,6 @@ GPT2 = Family(
     ),
     read_config=read_config,
     write_config=write_config,
+    fixed=lambda config, head: {"positions": "learned"},
     ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
 )
