@@ -266,7 +266,8 @@ def test_processes_end_with_the_iterator_though_they_are_busy():
 
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in a shell's background ignores it
 import grain, numpy as np
 from transformers_jax.data import training_batches
 sys.path.insert(0, {tests!r})

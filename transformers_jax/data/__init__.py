@@ -4,7 +4,7 @@ from transformers_jax.data.augmentation import Augmentation
 from transformers_jax.data.base import Data
 from transformers_jax.data.classification import ClassificationData, LabelledText, read_classification
 from transformers_jax.data.conll import EntityData, TaggedSentence, read_entities
-from transformers_jax.data.corpus import Corpus, TextData, prepare_corpus, separator_id
+from transformers_jax.data.corpus import Corpus, TextData, document_end, prepare_corpus, separator_id
 from transformers_jax.data.encoding import (
     EncodedWords,
     Template,
@@ -21,6 +21,7 @@ from transformers_jax.data.image_processor import ImageProcessor
 from transformers_jax.data.images import ImageData, ImageSet, read_images
 from transformers_jax.data.labelled import LabelledData, LabelledTextData
 from transformers_jax.data.masking import Masking, SentencePairs, masked_tokens, text_blocks
+from transformers_jax.data.packing import Packed, pack, pack_ragged, packed_documents, packed_texts
 from transformers_jax.data.palette import Palette
 from transformers_jax.data.parallel import SentencePair, TranslationData, read_pairs
 from transformers_jax.data.pipeline import (
@@ -52,6 +53,7 @@ __all__ = [
     "LabelledText",
     "LabelledTextData",
     "Masking",
+    "Packed",
     "Palette",
     "Pieces",
     "Question",
@@ -71,6 +73,7 @@ __all__ = [
     "char_span",
     "check_image",
     "decode_image",
+    "document_end",
     "encode_texts",
     "encode_windows",
     "encode_words",
@@ -78,6 +81,10 @@ __all__ = [
     "evaluation_blocks",
     "masked_tokens",
     "open_text",
+    "pack",
+    "pack_ragged",
+    "packed_documents",
+    "packed_texts",
     "prepare_corpus",
     "read_classification",
     "read_entities",

@@ -140,6 +140,16 @@ def separator_id(tokenizer: Tokenizer) -> int | None:
     return tokenizer.sep_id if tokenizer.eos_id is None else tokenizer.eos_id
 
 
+def document_end(tokenizer: Tokenizer) -> int:
+    """`separator_id`; ValueError where there is none, so that documents cannot be told apart."""
+    separator = separator_id(tokenizer)
+    if separator is None:
+        raise ValueError(
+            "the tokenizer has no token between documents, so that they cannot be packed; use data.tokenizer=bpe"
+        )
+    return separator
+
+
 # Reading
 
 

@@ -236,8 +236,9 @@ def usable(
 
 
 def model_inputs(config: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The arrays of a batch that go into the model: ids, mask and, where it has segments, their types."""
-    names = ["input_ids", "attention_mask"]
+    """The arrays of a batch that go into the model: ids, mask, which text of a packed row they are of, and, where the
+    model tells segments apart, their types."""
+    names = ["input_ids", "attention_mask", "segment_ids"]
     if getattr(config, "token_types", 0) > 1:
         names.append("token_type_ids")
     return {name: batch[name] for name in names if name in batch}

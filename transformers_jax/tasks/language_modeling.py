@@ -10,7 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from transformers_jax.data import Data, TextData, Tokenizer, evaluation_blocks, prepare_corpus, token_blocks
+from transformers_jax.data import (
+    Data,
+    TextData,
+    Tokenizer,
+    document_end,
+    evaluation_blocks,
+    packed_documents,
+    prepare_corpus,
+    token_blocks,
+)
 from transformers_jax.generation import Sampling, generate
 from transformers_jax.models import LanguageModel
 from transformers_jax.tasks.base import Examples, Row, Task, abstract_arrays, text_length, with_tokenizer
@@ -22,8 +31,10 @@ class LanguageModeling(Task):
 
     length: int | None = None
     """Tokens per example. None: the longest the model takes."""
-    sampling: Literal["blocks", "windows"] = "blocks"
-    """blocks: cut the text into pieces, each seen once an epoch. windows: a piece may begin at any token (nanoGPT)."""
+    sampling: Literal["blocks", "windows", "documents"] = "blocks"
+    """blocks: cut the text into pieces, each seen once an epoch. windows: a piece may begin at any token (nanoGPT).
+    documents: whole documents, several short ones in a row, which do not see one another; the tokenizer needs a token
+    that ends a text."""
     sample_prompt: str = "\n"
     """What the text printed after training starts from."""
     sample_tokens: int = 256
@@ -41,17 +52,29 @@ class LanguageModeling(Task):
             raise ValueError(f"language modelling reads TextData, not {type(data).__name__}")
         corpus = prepare_corpus(data, tokenizer=processor)
         length = text_length(self.length, config)
+        facts = {
+            "text": f"{data.source}: {len(corpus.train):,} tokens to train on, {len(corpus.validation):,} held out",
+            "tokenizer": f"{data.tokenizer}, {corpus.tokenizer.vocab_size:,} tokens",
+        }
+        unseen_bytes = corpus.validation_first_bytes
+        if self.sampling == "documents":
+            train, validation = (
+                packed_documents(part, document_end(corpus.tokenizer), length)
+                for part in (corpus.train, corpus.validation)
+            )
+            facts["rows"] = train.fact
+            examples, held_out, unseen_bytes = train.dataset, validation.dataset, 0
+        else:
+            examples = token_blocks(corpus.train, length, sampling=self.sampling) if training else None
+            held_out = evaluation_blocks(corpus.validation, length)
         return Examples(
-            train=token_blocks(corpus.train, length, sampling=self.sampling) if training else None,
-            validation=evaluation_blocks(corpus.validation, length),
+            train=examples,
+            validation=held_out,
             processor=corpus.tokenizer,
             fingerprint=corpus.fingerprint,
             items_per_example=length,
-            facts={
-                "text": f"{data.source}: {len(corpus.train):,} tokens to train on, {len(corpus.validation):,} held out",
-                "tokenizer": f"{data.tokenizer}, {corpus.tokenizer.vocab_size:,} tokens",
-            },
-            extra={"bytes": corpus.validation_bytes - corpus.validation_first_bytes},
+            facts=facts,
+            extra={"bytes": corpus.validation_bytes - unseen_bytes},
         )
 
     def configure(self, config: Any, examples: Examples) -> Any:
@@ -60,11 +83,12 @@ class LanguageModeling(Task):
 
     def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         length = text_length(self.length, config)
-        return abstract_arrays(batch_size, input_ids=[length], labels=[length])
+        segments = {"segment_ids": [length]} if self.sampling == "documents" else {}
+        return abstract_arrays(batch_size, input_ids=[length], labels=[length], **segments)
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """Cross-entropy in nats over the labels that are not -100, as (sum, number of labels)."""
-        logits = model(batch["input_ids"], key=key).logits
+        logits = model(batch["input_ids"], segment_ids=batch.get("segment_ids"), key=key).logits
         return cross_entropy(logits, batch["labels"])
 
     def evaluate(self, model: Any, batch: Any) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:

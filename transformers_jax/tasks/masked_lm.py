@@ -14,11 +14,14 @@ import optax
 from transformers_jax.data import (
     Data,
     Masking,
+    Packed,
     SentencePairs,
     Template,
     TextData,
     Tokenizer,
+    document_end,
     masked_tokens,
+    packed_texts,
     prepare_corpus,
     text_blocks,
 )
@@ -61,6 +64,9 @@ class MaskedLM(Task):
     """The share of these that a random token replaces. The rest stay as they are."""
     whole_word: bool = False
     """Hide all pieces of a word together. Needs a WordPiece tokenizer."""
+    pack: bool = False
+    """Instead of blocks cut through the text, whole documents, several short ones in a row, which do not see one
+    another."""
     next_sentence: bool = False
     """Also learn to tell whether one segment follows another in a document, or is from elsewhere. Needs documents."""
     sample_text: str | None = None
@@ -77,6 +83,8 @@ class MaskedLM(Task):
             raise ValueError(
                 f"task.mask_share={self.mask_share} and task.random_share={self.random_share} are more than 1 together"
             )
+        if self.pack and self.next_sentence:
+            raise ValueError("task.pack and task.next_sentence do not go together: pairs fill their rows")
 
     def prepare(
         self, data: Data, config: Any, processor: Any = None, *, seed: int = 0, training: bool = True
@@ -95,12 +103,13 @@ class MaskedLM(Task):
             except ValueError as error:
                 raise ValueError(f"task.sample_text: {error}") from None
 
-        def examples(tokens: np.ndarray, seed: int, name: str) -> grain.MapDataset:
-            return self.examples(tokens, tokenizer, length, seed=seed, name=name)
+        def examples(tokens: np.ndarray, seed: int, name: str, rows: Packed | None = None) -> grain.MapDataset:
+            return self.examples(tokens, tokenizer, length, seed=seed, name=name, rows=rows)
 
+        rows = packed_texts(corpus.train, tokenizer, document_end(tokenizer), length) if self.pack else None
         held_out = examples(corpus.validation, EVALUATION_SEED, "held-out text")
         return Examples(
-            train=examples(corpus.train, seed, "text") if training else None,
+            train=examples(corpus.train, seed, "text", rows) if training else None,
             validation=held_out,
             processor=tokenizer,
             fingerprint=corpus.fingerprint,
@@ -109,15 +118,24 @@ class MaskedLM(Task):
                 "text": f"{data.source}: {len(corpus.train):,} tokens to train on, {len(corpus.validation):,} held out "
                 f"({len(held_out):,} examples)",
                 "tokenizer": f"{data.tokenizer}, {tokenizer.vocab_size:,} tokens",
+                **({"rows": rows.fact} if rows is not None else {}),
             },
         )
 
     def examples(
-        self, tokens: np.ndarray, tokenizer: Tokenizer, length: int, *, seed: int, name: str = "text"
+        self,
+        tokens: np.ndarray,
+        tokenizer: Tokenizer,
+        length: int,
+        *,
+        seed: int,
+        name: str = "text",
+        rows: Packed | None = None,
     ) -> grain.MapDataset:
         """The tokens of a corpus as masked examples of `length` tokens: `input_ids`, `attention_mask`,
         `masked_positions` and `labels`, with the next-sentence objective also `token_type_ids` and
-        `next_sentence_label`.
+        `next_sentence_label`; of packed documents `segment_ids` for the mask. `rows` are these, if they were packed
+        before.
 
         What is hidden, and how segments are paired, is decided by `seed`, the number of the example and the epoch
         alone. `name` is what errors call the text.
@@ -131,6 +149,9 @@ class MaskedLM(Task):
             random_share=self.random_share,
             whole_words=self.whole_word,
         )
+        if self.pack:
+            rows = rows or packed_texts(tokens, tokenizer, document_end(tokenizer), length)
+            return rows.dataset.random_map(masking, seed=seed)
         if not self.next_sentence:
             return text_blocks(tokens, tokenizer, length).random_map(masking, seed=seed)
         pairs = SentencePairs(tokens, tokenizer, length, name=name)
@@ -153,7 +174,8 @@ class MaskedLM(Task):
         length = text_length(self.length, config)
         segments = dict(token_type_ids=[length], next_sentence_label=[]) if self.next_sentence else {}
         slots = max(1, masked_tokens(self.mask_rate, length - (3 if self.next_sentence else 2)))  # [CLS] and [SEP]s
-        texts = dict(input_ids=[length], attention_mask=[length], masked_positions=[slots], labels=[slots])
+        mask = "segment_ids" if self.pack else "attention_mask"
+        texts = {"input_ids": [length], mask: [length], "masked_positions": [slots], "labels": [slots]}
         return abstract_arrays(batch_size, **texts, **segments)
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from transformers_jax.data import IGNORED_LABEL, EntityData, TaggedSentence, encode_words, read_entities, split_words
+from transformers_jax.data import (
+    IGNORED_LABEL,
+    EntityData,
+    TaggedSentence,
+    encode_words,
+    pack_ragged,
+    read_entities,
+    split_words,
+)
 from transformers_jax.data.conll import Scheme, from_iob2, to_iob2
 from transformers_jax.data.labelled import warn_once
 from transformers_jax.models import TokenClassifier
@@ -43,6 +51,8 @@ class TokenClassification(Task):
     length: int | None = None
     """Longest sentence in tokens, special ones included. Words beyond it are not trained on, and count as missed in
     evaluation. None: the longest the model takes."""
+    pack: bool = False
+    """Train on rows of `length` tokens that hold several sentences, which do not see one another."""
     label_smoothing: float = 0.0
     """Share of the target that is spread evenly over all tags."""
     class_weights: str | None = None
@@ -118,8 +128,12 @@ class TokenClassification(Task):
             "scores": self.scoring_rule(),
             "tokenizer": tokenizer_fact(data, tokenizer, given=processor is not None),
         }
+        train_on = ragged(examples[0], tokenizer, length, token_labels=True) if training else None
+        if self.pack and train_on is not None:
+            packed = pack_ragged(train_on)
+            train_on, facts["rows"] = packed.dataset, packed.fact
         return Examples(
-            train=ragged(examples[0], tokenizer, length, token_labels=True) if training else None,
+            train=train_on,
             validation=ragged(examples[1], tokenizer, length, token_labels=True),
             processor=tokenizer,
             fingerprint=digest,
@@ -141,6 +155,8 @@ class TokenClassification(Task):
     def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         length = text_length(self.length, config)
         batch = abstract_texts(batch_size, length) | abstract_arrays(batch_size, labels=[length])
+        if self.pack:
+            batch["segment_ids"] = batch.pop("attention_mask")
         if self.class_weights is not None:
             batch["class_weights"] = jax.ShapeDtypeStruct((batch_size, len(config.labels)), np.float32)
         return batch
