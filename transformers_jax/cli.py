@@ -1,4 +1,4 @@
-"""The command `transformers-jax`: train, evaluate, predict, generate, translate, draw, probe, plan, convert."""
+"""The command `transformers-jax`, of which each subcommand is a function in COMMANDS."""
 
 import ast
 import contextlib
@@ -23,6 +23,7 @@ from transformers_jax.arguments import experiment_named, parse, wants_help
 from transformers_jax.experiment import Experiment
 from transformers_jax.inputs import read_inputs, read_text_lines
 from transformers_jax.loading import Loaded, evaluate, load
+from transformers_jax.patterns import patterns_command
 from transformers_jax.pictures import draw_command, probe_command
 from transformers_jax.planning.command import plan_command
 from transformers_jax.running import run, run_seeds
@@ -409,6 +410,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "translate": (translate_command, "translate text, line by line"),
     "draw": (draw_command, "make pictures with an Image GPT, or complete given ones"),
     "probe": (probe_command, "train a linear classifier on an Image GPT's features, layer by layer"),
+    "patterns": (patterns_command, "draw attention patterns as text and as a picture"),
     "plan": (plan_command, "say what a training needs: memory, FLOPs, communication, time"),
     "convert": (convert_command, "write a checkpoint in the Hugging Face layout"),
 }
