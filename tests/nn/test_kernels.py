@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from transformers_jax.nn import Causal, Full, Global, Local, choose_implementation, kernels
+from transformers_jax.training.mesh import MeshConfig, make_mesh, on_mesh
 
 WINDOW = Causal() & Local(256)
 
@@ -66,3 +67,10 @@ def test_places_keep_a_pattern_from_the_kernel_that_goes_by_index(monkeypatch):
     assert chosen(monkeypatch, "tpu", pattern=Local(64) | Global(2), places=places) == "blockwise"
     assert chosen(monkeypatch, "tpu", pattern=WINDOW, places=places) == "splash"  # distances are what they are
     assert chosen(monkeypatch, "tpu", pattern=Full(), places=places) == "splash"
+
+
+def test_scores_count_for_each_device(monkeypatch):
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    assert chosen(monkeypatch, "cpu", batch=4) == "blockwise"
+    assert on_mesh(lambda: chosen(monkeypatch, "cpu", batch=4), mesh)() == "plain"  # 2^26 for each
+    assert on_mesh(lambda: chosen(monkeypatch, "cpu", batch=8), mesh)() == "blockwise"

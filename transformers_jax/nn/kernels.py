@@ -1,6 +1,7 @@
 """How `attend` computes a call: the ways there are, what each of them serves, and which is taken."""
 
 import logging
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
@@ -12,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from transformers_jax.nn.blockwise import plan
 from transformers_jax.nn.patterns import Causal, Full, Pattern
+from transformers_jax.nn.sharding import BATCH, TENSOR, axis_size
 
 Implementation = Literal["plain", "blockwise", "xla", "cudnn", "splash"]
 """plain: all scores at once. blockwise: block by block, only those that the pattern allows. xla, cudnn: JAX's
@@ -22,7 +24,7 @@ SHORTEST_BY_BLOCKS = 1024
 SPARSE = 0.6
 """The share of the scores below which computing by blocks is faster."""
 MOST_SCORES = 1 << 26
-"""A call with more scores than these (256 MiB) does not hold them all at once."""
+"""A device with more scores than these (256 MiB) does not hold them all at once."""
 LANES = 128
 """What the lengths of a splash kernel's blocks are multiples of."""
 
@@ -75,7 +77,8 @@ def choose(call: Call) -> Implementation:
         if (why := refusal(fused, call)) is None:
             return fused
         _log_fallback(fused, why)
-    return "blockwise" if sparse or (by_blocks and call.scores > MOST_SCORES) else "plain"
+    devices = math.prod(axis_size(name) for name in (*BATCH, TENSOR))
+    return "blockwise" if sparse or (by_blocks and call.scores > MOST_SCORES * devices) else "plain"
 
 
 def refusal(name: Implementation, call: Call) -> str | None:
