@@ -259,7 +259,10 @@ def text_length(length: int | None, config: Any, name: str = "task.length") -> i
     if length is None:
         return config.max_length
     if not 1 <= length <= config.max_length:
-        raise ValueError(f"{name}={length} must be between 1 and model.max_length={config.max_length}")
+        raise ValueError(
+            f"{name}={length} must be between 1 and model.max_length={config.max_length} (which is a checkpoint's, if "
+            "the model starts from one, unless model.resize_positions is set)"
+        )
     return length
 
 
