@@ -8,7 +8,8 @@ al. 2014).
 The width makes it about as large as the Transformer there (7.3 and 7.6 M parameters). `benchmarks/bleu_by_length.py`
 draws what a fixed context costs long sentences.
 
-Hardware: two CPU cores (AMD EPYC).
+Hardware: one CPU core (AMD EPYC). After six epochs, seed 0, on the whole validation set: BLEU 30.8, chrF 52.9 with
+attention; the fixed context has not been measured yet.
 """
 
 from transformers_jax.data import TranslationData
