@@ -1,4 +1,4 @@
-"""Speed on one NVIDIA GPU. About five minutes. (`gpu_attention.py` is the one for attention alone.)
+"""Speed on one NVIDIA GPU. (`gpu_attention.py` is the one for attention alone.)
 
     python benchmarks/gpu.py --torch-python ~/venvs/torch-cuda/bin/python
 

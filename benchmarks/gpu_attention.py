@@ -1,5 +1,5 @@
 """Is attention right and fast on one NVIDIA GPU: as `attend` chooses to compute it, against the plain computation in
-float32; values, gradients, time. About two minutes.
+float32; values, gradients, time.
 
     python benchmarks/gpu_attention.py
 

@@ -1,6 +1,5 @@
 """Attention: the one place where it is computed (`attend`), and the module around it (`MultiHeadAttention`)."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -69,8 +68,7 @@ def attend(
     dropped = dropout_key is not None and dropout_rate > 0.0
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     seen: dict[str, Any] = dict(mask=mask, bias=bias, segment_ids=segment_ids, pattern=pattern, places=places)
-    call = _call(query, key, value, mask=mask, bias=bias, pattern=pattern, query_offset=query_offset, places=places)
-    call = replace(call, dropped=dropped)
+    call = _call(query, key, value, mask, bias, pattern, query_offset, places, dropped)
     if implementation is None:
         implementation = choose(call)
     elif why := refusal(implementation, call):
@@ -156,11 +154,10 @@ def choose_implementation(
     dropped: bool = False,
 ) -> Implementation:
     """How `attend` computes a call when it is not told; shapes and types (`jax.ShapeDtypeStruct`) are enough."""
-    call = _call(query, key, value, mask=mask, bias=bias, pattern=pattern, query_offset=query_offset, places=places)
-    return choose(replace(call, dropped=dropped))
+    return choose(_call(query, key, value, mask, bias, pattern, query_offset, places, dropped))
 
 
-def _call(query, key, value, *, mask, bias, pattern: Pattern, query_offset: Index, places) -> Call:
+def _call(query, key, value, mask, bias, pattern: Pattern, query_offset: Index, places, dropped: bool) -> Call:
     (batch, q, heads, head_dim), k = query.shape, key.shape[1]
     return Call(
         batch=batch,
@@ -174,6 +171,7 @@ def _call(query, key, value, *, mask, bias, pattern: Pattern, query_offset: Inde
         from_start=isinstance(query_offset, int) and query_offset == 0,
         placed=places is not None and not pattern.relative,
         bias=bias is not None,
+        dropped=dropped,
         mask=None if mask is None else tuple(mask.shape),
     )
 

@@ -24,7 +24,7 @@ class View:
     places: Int[Array, "rows k"] | None = None
 
     def allowed(self, q: int, k: int) -> Bool[Array, "#rows 1 q k"]:
-        """What the pattern allows."""
+        """What the pattern allows `q` queries among `k` keys."""
         mask = self.pattern.mask(q, k, offset=self.query_offset, places=self.places)
         return mask[None, None] if mask.ndim == 2 else mask[:, None]
 

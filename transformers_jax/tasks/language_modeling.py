@@ -58,12 +58,11 @@ class LanguageModeling(Task):
         }
         unseen_bytes = corpus.validation_first_bytes
         if self.sampling == "documents":
-            train, validation = (
-                packed_documents(part, document_end(corpus.tokenizer), length)
-                for part in (corpus.train, corpus.validation)
-            )
-            facts["rows"] = train.fact
-            examples, held_out, unseen_bytes = train.dataset, validation.dataset, 0
+            separator, examples = document_end(corpus.tokenizer), None
+            if training:
+                rows = packed_documents(corpus.train, separator, length)
+                examples, facts["rows"] = rows.dataset, rows.fact
+            held_out, unseen_bytes = packed_documents(corpus.validation, separator, length).dataset, 0
         else:
             examples = token_blocks(corpus.train, length, sampling=self.sampling) if training else None
             held_out = evaluation_blocks(corpus.validation, length)

@@ -106,7 +106,9 @@ class MaskedLM(Task):
         def examples(tokens: np.ndarray, seed: int, name: str, rows: Packed | None = None) -> grain.MapDataset:
             return self.examples(tokens, tokenizer, length, seed=seed, name=name, rows=rows)
 
-        rows = packed_texts(corpus.train, tokenizer, document_end(tokenizer), length) if self.pack else None
+        rows = None
+        if self.pack and training:
+            rows = packed_texts(corpus.train, tokenizer, document_end(tokenizer), length)
         held_out = examples(corpus.validation, EVALUATION_SEED, "held-out text")
         return Examples(
             train=examples(corpus.train, seed, "text", rows) if training else None,
