@@ -23,6 +23,7 @@ def test_every_text_is_in_one_row_that_holds_it(lengths, room):
 
 def test_the_fullest_row_that_holds_a_text_gets_it():
     assert pack([6, 5, 4, 3, 2], 10) == [[0, 2], [1, 3, 4]]
+    assert pack([6, 5, 4, 3, 2], 10, most=2) == [[0, 2], [1, 3], [4]]
     with pytest.raises(ValueError, match="texts of 3 to 11 tokens do not fit into rows of 10"):
         pack([3, 11], 10)
     with pytest.raises(ValueError, match="texts of 0 to 3"):

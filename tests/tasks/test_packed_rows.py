@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 from tiny_tasks import whole_words
 
-from transformers_jax.data import EntityData, TextData
+from transformers_jax.data import ClassificationData, EntityData, SpanData, TextData
 from transformers_jax.models import BertConfig, GPTConfig
-from transformers_jax.tasks import LanguageModeling, MaskedLM, TokenClassification
+from transformers_jax.tasks import LanguageModeling, MaskedLM, SpanExtraction, TextClassification, TokenClassification
 
 DOCUMENTS = ["anna smith", "the new york in the new york", "paris", "in paris the anna in york", "smith in paris"]
 WORDS = ("the", "in", "anna", "smith", "new", "york", "paris")
@@ -95,13 +95,64 @@ def test_sentences_with_entities(tmp_path):
     source = str(tmp_path / "train.conll")
     data = EntityData(source=source, validation_source=source, tokenizer=whole_words(tmp_path, *WORDS))
     task = TokenClassification(length=16, pack=True, class_weights="balanced")
-    examples, plain = task.prepare(data, ENCODER), TokenClassification(length=16, class_weights="balanced")
-    config = task.configure(ENCODER, examples)
+    compare(task, TokenClassification(length=16, class_weights="balanced"), data, ENCODER)
+
+
+LABELS = {
+    "single_label_classification": ["person", "place", "place", "person", "place"],
+    "multi_label_classification": [["person"], ["place"], [], ["person", "place"], ["place"]],
+    "regression": [0.5, -1.0, 2.0, 0.0, 1.5],
+}
+POOLED = {
+    "pooler": ENCODER,
+    "mean": BertConfig(vocab_size=None, max_length=16, pooler=False, pooling="mean", **SIZES),
+    "dense": BertConfig(vocab_size=None, max_length=16, pooler=False, classifier_activation="relu", **SIZES),
+    "last": DECODER,
+}
+
+
+@pytest.mark.parametrize(
+    ("problem", "pooled"),
+    [(problem, "pooler") for problem in LABELS]
+    + [("single_label_classification", pooled) for pooled in POOLED if pooled != "pooler"],
+)
+def test_texts_with_classes(tmp_path, problem, pooled):
+    rows = [json.dumps({"text": text, "label": label}) for text, label in zip(DOCUMENTS, LABELS[problem], strict=True)]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows))
+    source = str(tmp_path / "train.jsonl")
+    data = ClassificationData(source=source, validation_source=source, tokenizer=whole_words(tmp_path, *WORDS))
+    weights = dict(class_weights="person=3") if problem == "single_label_classification" else {}
+    options = dict(length=16, problem=problem, **weights)
+    compare(TextClassification(pack=True, **options), TextClassification(**options), data, POOLED[pooled])
+
+
+def test_windows_with_answers(tmp_path):
+    questions = [("anna", "anna smith in paris", "smith"), ("york", "new york", "york"), ("in", "the paris", "paris")]
+    paragraphs = [
+        {
+            "context": context,
+            "qas": [
+                {"id": str(i), "question": text, "answers": [{"text": answer, "answer_start": context.index(answer)}]}
+            ],
+        }
+        for i, (text, context, answer) in enumerate(questions)
+    ]
+    (tmp_path / "train.json").write_text(json.dumps({"data": [{"title": "one", "paragraphs": paragraphs}]}))
+    source = str(tmp_path / "train.json")
+    data = SpanData(source=source, validation_source=source, tokenizer=whole_words(tmp_path, *WORDS))
+    compare(SpanExtraction(length=16, pack=True), SpanExtraction(length=16), data, ENCODER)
+
+
+def compare(task, plain, data, config):
+    """The loss and the gradients of the texts packed by `task` are those of `plain`, one text a row."""
+    examples = task.prepare(data, config)
+    config = task.configure(config, examples)
     rows = [examples.train[i] for i in range(len(examples.train))]
-    ragged = plain.prepare(data, ENCODER).train
-    batch = ragged.collate([ragged.dataset[i] for i in range(5)], 16)
-    separate = [{name: values[i] for name, values in batch.items()} for i in range(5)]
+    ragged = plain.prepare(data, config).train
+    batch = ragged.collate([ragged.dataset[i] for i in range(len(ragged))], 16)
+    separate = [{name: values[i] for name, values in batch.items()} for i in range(len(ragged))]
     packed, alone = sums(task, config, rows), sums(plain, config, separate)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), packed, alone)
-    assert len(rows) < 5 and "5 texts in" in examples.facts["rows"]
-    assert task.abstract_batch(config, 2).keys() == rows[0].keys()
+    assert len(rows) < len(ragged) and f"{len(ragged)} texts in {len(rows)} rows" in examples.facts["rows"]
+    abstract = task.abstract_batch(config, 1)
+    assert {name: x.shape[1:] for name, x in abstract.items()} == {name: np.shape(x) for name, x in rows[0].items()}

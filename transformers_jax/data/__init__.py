@@ -21,7 +21,7 @@ from transformers_jax.data.image_processor import ImageProcessor
 from transformers_jax.data.images import ImageData, ImageSet, read_images
 from transformers_jax.data.labelled import LabelledData, LabelledTextData
 from transformers_jax.data.masking import Masking, SentencePairs, masked_tokens, text_blocks
-from transformers_jax.data.packing import Packed, pack, pack_ragged, packed_documents, packed_texts
+from transformers_jax.data.packing import Packed, pack, pack_ragged, packed_documents, packed_texts, texts_in_row
 from transformers_jax.data.palette import Palette
 from transformers_jax.data.parallel import SentencePair, TranslationData, read_pairs
 from transformers_jax.data.pipeline import (
@@ -95,6 +95,7 @@ __all__ = [
     "separator_id",
     "split_words",
     "text_blocks",
+    "texts_in_row",
     "token_blocks",
     "token_budget",
     "token_span",

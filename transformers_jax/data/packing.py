@@ -12,8 +12,8 @@ from transformers_jax.data.pipeline import IGNORED_LABEL, Ragged
 from transformers_jax.data.tokenizers import Tokenizer
 
 
-def pack(lengths: Sequence[int] | np.ndarray, room: int) -> list[list[int]]:
-    """Which texts share a row of `room` tokens: for each row the numbers of its texts, in order.
+def pack(lengths: Sequence[int] | np.ndarray, room: int, *, most: int | None = None) -> list[list[int]]:
+    """Which texts share a row of `room` tokens: for each row the numbers of its texts, at most `most`, in order.
 
     The longest text comes first, each into the fullest row that still holds it (best fit, decreasing). Rows stand in
     the order of their first texts. ValueError for a text that is longer than a row, or empty.
@@ -43,7 +43,7 @@ def pack(lengths: Sequence[int] | np.ndarray, room: int) -> list[list[int]]:
             if not open_rows[space]:
                 del open_rows[space], spaces[place]
         row.append(text)
-        if space > length:
+        if space > length and len(row) != most:
             add(row, space - length)
     return sorted(sorted(row) for row in rows)
 
@@ -52,13 +52,16 @@ def pack(lengths: Sequence[int] | np.ndarray, room: int) -> list[list[int]]:
 class Packed:
     """Texts packed into rows of equal length. `dataset[i]` has the arrays that `frame` gives for each text of the row,
     one after the other and filled up, and `segment_ids`, which count them from 0; padding is a segment of its own.
-    Arrays that `padding` does not name are the first text's."""
+    Arrays that `text_padding` names have one value a text: they are stacked and filled up to `most` texts, and so is
+    `texts`, the segment of each (-1 where there is none). All others are the first text's."""
 
     frame: Callable[[int], Mapping[str, np.ndarray]]
     rows: list[list[int]]
     length: int
     padding: Mapping[str, int]
     share_of_padding: float
+    text_padding: Mapping[str, float]
+    most: int | None
 
     @classmethod
     def of(
@@ -67,14 +70,23 @@ class Packed:
         lengths: Sequence[int] | np.ndarray,
         length: int,
         padding: Mapping[str, int],
+        text_padding: Mapping[str, float] | None = None,
     ) -> "Packed":
-        """Texts of these lengths in rows of `length` tokens."""
-        rows = pack(lengths, length)
-        return cls(frame, rows, length, padding, 1 - float(np.sum(lengths)) / max(1, len(rows) * length))
+        """Texts of these lengths in rows of `length` tokens; with arrays of one value a text, at most
+        `texts_in_row(length)` in each."""
+        most = None if text_padding is None else texts_in_row(length)
+        rows = pack(lengths, length, most=most)
+        share = 1 - float(np.sum(lengths)) / max(1, len(rows) * length)
+        return cls(frame, rows, length, padding, share, text_padding or {}, most)
 
     @property
     def dataset(self) -> grain.MapDataset:
         return grain.MapDataset.source(self)
+
+    @property
+    def tokens_in_row(self) -> int:
+        """How many there are on average, without padding."""
+        return round(self.length * (1 - self.share_of_padding))
 
     @property
     def fact(self) -> str:
@@ -88,23 +100,38 @@ class Packed:
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         texts = [self.frame(text) for text in self.rows[index]]
         row = {name: values for name, values in texts[0].items() if name not in self.padding}
+        for name, filler in self.text_padding.items():
+            values = np.stack([text[name] for text in texts])
+            row[name] = _filled(values, self.most or len(texts), filler)
         for name, filler in self.padding.items():
             values = np.concatenate([text[name] for text in texts]).astype(np.int32)
-            row[name] = np.pad(values, (0, self.length - len(values)), constant_values=filler)
+            row[name] = _filled(values, self.length, filler)
         sizes = [len(text["input_ids"]) for text in texts]
         numbers = np.arange(len(texts) + 1, dtype=np.int32)
+        if self.most is not None:
+            row["texts"] = _filled(numbers[:-1], self.most, -1)
         return row | {"segment_ids": np.repeat(numbers, [*sizes, self.length - sum(sizes)])}
 
 
-def pack_ragged(texts: Ragged) -> Packed:
-    """Encoded texts in rows as long as the longest that there may be."""
+def texts_in_row(length: int) -> int:
+    """How many texts share a row of `length` tokens at most where each has a label: one for eight tokens."""
+    return max(1, length // 8)
+
+
+def _filled(values: np.ndarray, size: int, filler: float) -> np.ndarray:
+    """`values` with `filler` after them, up to `size`."""
+    return np.concatenate([values, np.full((size - len(values), *values.shape[1:]), filler, values.dtype)])
+
+
+def pack_ragged(texts: Ragged, text_padding: Mapping[str, float] | None = None) -> Packed:
+    """Encoded texts in rows as long as the longest that there may be; `text_padding` is that of `Packed`."""
 
     def frame(index: int) -> Mapping[str, np.ndarray]:
         example = texts.dataset[index]
         assert example is not None  # nothing is filtered out
         return example
 
-    return Packed.of(frame, texts.lengths, texts.max_length, texts.padding)
+    return Packed.of(frame, texts.lengths, texts.max_length, texts.padding, text_padding)
 
 
 def packed_documents(tokens: np.ndarray, separator: int, length: int) -> Packed:

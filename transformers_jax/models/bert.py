@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from transformers_jax.models.base import TextConfig
 from transformers_jax.models.heads import MaskedLanguageModel, SequenceClassifier
@@ -221,5 +221,10 @@ class Bert(nnx.Module):
         hidden, _, kept = self.stack(apply, hidden, None, layer_keys)
         pooled = None
         if self.pooler is not None:
-            pooled = jnp.tanh(self.pooler(constrain(pool(hidden, attention_mask, how="first"), BATCH)))
+            pooled = self.pool(pool(hidden, attention_mask, how="first"))
         return ModelOutput(hidden, pooled, hidden_states=kept[0], attention_weights=kept[1])
+
+    def pool(self, first: Float[Array, "batch *texts dim"]) -> Float[Array, "batch *texts dim"]:
+        """What the pooler makes of the state of a text's first token."""
+        assert self.pooler is not None
+        return jnp.tanh(self.pooler(constrain(first, BATCH)))

@@ -11,7 +11,7 @@ from flax.typing import Initializer
 from jaxtyping import Array, Float, Int
 
 from transformers_jax.models.output import Cache, ModelOutput
-from transformers_jax.nn import ACTIVATIONS, LayerNorm, Linear, dropout, normal_init, pool, split_key
+from transformers_jax.nn import ACTIVATIONS, LayerNorm, Linear, dropout, normal_init, pool, pool_texts, split_key
 from transformers_jax.nn.dropout import PRNGKey
 from transformers_jax.nn.sharding import BATCH, TENSOR, constrain
 
@@ -166,17 +166,28 @@ class SequenceClassifier(Head):
         input_ids: Int[Array, "batch length"],
         attention_mask: Int[Array, "batch length"] | None = None,
         *,
+        segment_ids: Int[Array, "batch length"] | None = None,
+        texts: Int[Array, "batch texts"] | None = None,
         key: PRNGKey | None = None,
         **inputs: Any,
     ) -> ModelOutput:
         """Logits (batch, labels) in float32; `pooled` is what they were computed from. `inputs` are the backbone's.
 
-        The attention mask decides which tokens there are, not their ids: without one every token counts.
+        The attention mask decides which tokens there are, not their ids: without one every token counts. Of packed
+        rows, `texts` names the segments that are to be classified: logits (batch, texts, labels).
         """
+        if (segment_ids is None) != (texts is None):
+            raise ValueError("segment_ids and texts go together: a row of several texts, and which to classify")
         keys = split_key(key, 2)
+        if segment_ids is not None:
+            inputs["segment_ids"] = segment_ids
         output = self.backbone(input_ids, attention_mask, key=keys[0], **inputs)
-        pooled = output.pooled
-        if pooled is None or self.dense is not None:
+        pooled = None if self.dense is not None else output.pooled
+        if segment_ids is not None and texts is not None:
+            how = self.config.pooling if pooled is None else "first"
+            states = pool_texts(output.hidden, segment_ids, texts, how=how)
+            pooled = states if pooled is None else self.backbone.pool(states)
+        elif pooled is None:
             pooled = pool(output.hidden, attention_mask, how=self.config.pooling)
         if self.dense is not None:
             pooled = ACTIVATIONS[self.config.classifier_activation](self.dense(constrain(pooled, BATCH)))

@@ -16,7 +16,7 @@ from transformers_jax.nn.linear import LayerNorm, Linear, RMSNorm, normal_init
 from transformers_jax.nn.mlp import ACTIVATIONS, MLP
 from transformers_jax.nn.patch import PatchEmbedding, to_patches
 from transformers_jax.nn.patterns import Causal, Full, Global, Local, Pattern, Random, Strided, parse_pattern
-from transformers_jax.nn.pooling import AttentionPooling, Pooling, pool
+from transformers_jax.nn.pooling import AttentionPooling, Pooling, pool, pool_texts
 from transformers_jax.nn.positions import (
     LearnedPositions,
     RelativePositionBias,
@@ -79,6 +79,7 @@ __all__ = [
     "pad_to_windows",
     "parse_pattern",
     "pool",
+    "pool_texts",
     "positions_from_mask",
     "positions_from_segments",
     "pytree_dataclass",

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal, get_args
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Initializer
@@ -45,6 +46,29 @@ def pool(
         return (total / jnp.maximum(jnp.sum(real, axis=1, keepdims=True), 1)).astype(hidden.dtype)
     index = jnp.argmax(real, axis=1) if how == "first" else real.shape[1] - 1 - jnp.argmax(real[:, ::-1], axis=1)
     return jnp.take_along_axis(hidden, index[:, None, None], axis=1)[:, 0]
+
+
+def pool_texts(
+    hidden: Float[Array, "batch length dim"],
+    segment_ids: Int[Array, "batch length"],
+    texts: Int[Array, "batch texts"],
+    *,
+    how: Pooling,
+) -> Float[Array, "batch texts dim"]:
+    """One vector for each text of packed rows: `pool` over the tokens whose segment is the number in `texts`.
+
+    A number that no token has gives what `pool` gives of a row without tokens.
+    """
+    return jax.vmap(lambda real: pool(hidden, real, how=how), in_axes=1, out_axes=1)(
+        tokens_of_texts(segment_ids, texts)
+    )
+
+
+def tokens_of_texts(
+    segment_ids: Int[Array, "batch length"], texts: Int[Array, "batch texts"]
+) -> Bool[Array, "batch texts length"]:
+    """Which tokens of packed rows are of which text."""
+    return segment_ids[:, None, :] == texts[:, :, None]
 
 
 class AttentionPooling(nnx.Module):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformers_jax.data import (
+    IGNORED_LABEL,
     Question,
     SpanData,
     Template,
@@ -16,11 +17,14 @@ from transformers_jax.data import (
     Window,
     char_span,
     encode_windows,
+    pack_ragged,
     read_questions,
+    texts_in_row,
     token_span,
 )
 from transformers_jax.data.labelled import warn_once
 from transformers_jax.models import SpanPredictor
+from transformers_jax.nn.pooling import tokens_of_texts
 from transformers_jax.tasks.base import (
     Examples,
     Features,
@@ -59,6 +63,8 @@ class SpanExtraction(Task):
     overlap: int | None = None
     """Tokens of the context that neighbouring windows share: transformers' stride, while the doc_stride of the original
     BERT is the step. None: a third of the length."""
+    pack: bool = False
+    """Train on rows of `length` tokens that hold several windows, which do not see one another."""
     best: int = 20
     """Candidates for an answer that are compared; their probabilities sum up to 1."""
     max_answer_tokens: int = 30
@@ -137,12 +143,17 @@ class SpanExtraction(Task):
             f"({np.mean(sizes):.0f} on average) that overlap by {overlap}",
             "tokenizer": tokenizer_fact(data, tokenizer, given=processor is not None),
         }
+        tokens = round(float(np.mean(sizes)))
+        train_on = ragged(examples, tokenizer, length) if training else None
+        if self.pack and train_on is not None:
+            packed = pack_ragged(train_on, {"labels": IGNORED_LABEL})
+            train_on, tokens, facts["rows"] = packed.dataset, packed.tokens_in_row, packed.fact
         return Examples(
-            train=ragged(examples, tokenizer, length) if training else None,
+            train=train_on,
             validation=ragged(held_out_examples, tokenizer, length),
             processor=tokenizer,
             fingerprint=digest,
-            items_per_example=round(float(np.mean(sizes))),
+            items_per_example=tokens,
             facts=facts,
             extra={"windows": held_out_windows, "questions": held_out},
         )
@@ -151,7 +162,12 @@ class SpanExtraction(Task):
         return with_tokenizer(config, examples.processor)
 
     def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return abstract_texts(batch_size, self._sizes(config)[0]) | abstract_arrays(batch_size, labels=[2])
+        length, _ = self._sizes(config)
+        if not self.pack:
+            return abstract_texts(batch_size, length) | abstract_arrays(batch_size, labels=[2])
+        batch = abstract_texts(batch_size, length)
+        batch["segment_ids"] = batch.pop("attention_mask")
+        return batch | abstract_arrays(batch_size, texts=[texts_in_row(length)], labels=[texts_in_row(length), 2])
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """Mean of the cross-entropies (in nats) of the first and of the last token over all places but padding, as
@@ -304,8 +320,15 @@ def _text(context: str, span: tuple[int, int]) -> str:
 
 
 def _loss(logits: jax.Array, batch: Any) -> tuple[jax.Array, jax.Array]:
-    logits = jnp.where(batch["attention_mask"][..., None] != 0, logits, jnp.finfo(logits.dtype).min)
-    loss, labels = cross_entropy(jnp.swapaxes(logits, 1, 2), batch["labels"])
+    labels = batch["labels"]
+    if "texts" in batch:  # each window of a row by itself; its labels count from its own first token
+        real = tokens_of_texts(batch["segment_ids"], batch["texts"])
+        logits = logits[:, None]
+        labels = jnp.where(labels >= 0, labels + jnp.argmax(real, -1)[..., None], labels)
+    else:
+        real = batch["attention_mask"] != 0
+    logits = jnp.where(real[..., None], logits, jnp.finfo(logits.dtype).min)
+    loss, labels = cross_entropy(jnp.swapaxes(logits, -1, -2), labels)
     return loss / 2, labels / 2
 
 

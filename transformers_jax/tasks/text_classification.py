@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from transformers_jax.data import ClassificationData, LabelledText, encode_texts, read_classification
+from transformers_jax.data import (
+    IGNORED_LABEL,
+    ClassificationData,
+    LabelledText,
+    encode_texts,
+    pack_ragged,
+    read_classification,
+    texts_in_row,
+)
 from transformers_jax.models import ProblemType, SequenceClassifier
 from transformers_jax.tasks.base import (
     Examples,
@@ -39,6 +47,8 @@ class TextClassification(Task):
     """What a label is: one class, a list of classes that apply (multi_label_classification), a number (regression)."""
     length: int | None = None
     """Longest input in tokens, special ones included; what is longer is cut. None: the longest the model takes."""
+    pack: bool = False
+    """Train on rows of `length` tokens that hold several texts, which do not see one another."""
     label_smoothing: float = 0.0
     """Share of the target that is spread evenly over all classes."""
     class_weights: str | None = None
@@ -107,12 +117,17 @@ class TextClassification(Task):
             f"tokens on average, {sum(size == length for size in sizes):,} of them at the limit of {length}",
             "tokenizer": tokenizer_fact(data, tokenizer, given=processor is not None),
         }
+        tokens = round(float(np.mean(sizes)))
+        train_on = ragged(encoded, tokenizer, length) if training else None
+        if self.pack and train_on is not None:
+            packed = pack_ragged(train_on, self._text_padding(problem))
+            train_on, tokens, facts["rows"] = packed.dataset, packed.tokens_in_row, packed.fact
         return Examples(
-            train=ragged(encoded, tokenizer, length) if training else None,
+            train=train_on,
             validation=ragged(held_out_encoded, tokenizer, length),
             processor=tokenizer,
             fingerprint=digest,
-            items_per_example=round(float(np.mean(sizes))),
+            items_per_example=tokens,
             labels=names.names,
             facts=facts,
         )
@@ -132,19 +147,38 @@ class TextClassification(Task):
         return config.problem_type or self.problem
 
     def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        length = text_length(self.length, config)
+        texts = [texts_in_row(length)] if self.pack else []
         labels = [len(config.labels)] if self.problem == "multi_label_classification" else []
-        batch = abstract_texts(batch_size, text_length(self.length, config))
-        batch |= abstract_arrays(batch_size, labels=labels)
-        number = jax.ShapeDtypeStruct((batch_size,), np.float32)
+        batch = abstract_texts(batch_size, length) | abstract_arrays(batch_size, labels=[*texts, *labels])
+        if self.pack:
+            batch["segment_ids"] = batch.pop("attention_mask")
+            batch |= abstract_arrays(batch_size, texts=texts)
+        number = jax.ShapeDtypeStruct((batch_size, *texts), np.float32)
         if self.problem == "regression":
             batch["labels"] = number
         return batch | ({} if self.class_weights is None else {"weight": number})
+
+    def _text_padding(self, problem: ProblemType) -> dict[str, float]:
+        """What stands in packed rows for the label, and the weight, of texts that there are not."""
+        filler = np.nan if problem == "regression" else IGNORED_LABEL
+        return {"labels": filler} | ({} if self.class_weights is None else {"weight": 0.0})
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """Cross-entropy (in nats), binary cross-entropy (mean over the classes) or squared error, as (sum, number of
         examples), or with class weights as (weighted sum, sum of weights). Examples whose label is -100 or NaN do not
         count."""
-        logits = model(**model_inputs(model.config, batch), key=key).logits
+        inputs = model_inputs(model.config, batch)
+        if "texts" in batch:
+            inputs["texts"] = batch["texts"]
+        logits = model(**inputs, key=key).logits
+        if "texts" in batch:  # each text of a row like one of its own
+            logits = logits.reshape(-1, logits.shape[-1])
+            batch = {
+                name: batch[name].reshape(len(logits), *batch[name].shape[2:])
+                for name in ("labels", "weight")
+                if name in batch
+            }
         losses, counted = self._losses(model.config, logits, batch["labels"], self.label_smoothing)
         weights = counted * batch.get("weight", 1.0)
         return jnp.sum(losses * weights), jnp.sum(weights)

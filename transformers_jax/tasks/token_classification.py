@@ -128,16 +128,17 @@ class TokenClassification(Task):
             "scores": self.scoring_rule(),
             "tokenizer": tokenizer_fact(data, tokenizer, given=processor is not None),
         }
+        tokens = round(float(np.mean(sizes)))
         train_on = ragged(examples[0], tokenizer, length, token_labels=True) if training else None
         if self.pack and train_on is not None:
             packed = pack_ragged(train_on)
-            train_on, facts["rows"] = packed.dataset, packed.fact
+            train_on, tokens, facts["rows"] = packed.dataset, packed.tokens_in_row, packed.fact
         return Examples(
             train=train_on,
             validation=ragged(examples[1], tokenizer, length, token_labels=True),
             processor=tokenizer,
             fingerprint=digest,
-            items_per_example=round(float(np.mean(sizes))),
+            items_per_example=tokens,
             labels=names.names,
             facts=facts,
             extra={
