@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "own_model.py"
@@ -42,13 +43,19 @@ def test_own_model_sees_a_set():
     np.testing.assert_allclose(run(jnp.where(mask, numbers, 11), mask), expected, atol=1e-5)
 
 
-def test_the_page_on_blocks_runs():
-    """Every snippet of docs/blocks.md, one after the other; their asserts are what the page claims."""
-    page = (EXAMPLE.parents[1] / "docs" / "blocks.md").read_text()
+@pytest.mark.parametrize(
+    ("name", "count", "shown"),
+    [
+        ("blocks", 10, ("attend", "Stack", "TransformerLayer", "MultiHeadAttention", "stacked_mask", "unstack")),
+        ("attention", 2, ("attend", "parse_pattern", "RollingKVCache")),
+    ],
+)
+def test_the_pages_on_blocks_run(name, count, shown):
+    """Every snippet of the page, one after the other; their asserts are what the page claims."""
+    page = (EXAMPLE.parents[1] / "docs" / f"{name}.md").read_text()
     snippets = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert len(snippets) >= 10
-    names = {"__name__": "blocks_page"}
+    assert len(snippets) >= count
+    names = {"__name__": "a_page"}
     for snippet in snippets:
-        exec(compile(snippet, "docs/blocks.md", "exec"), names)
-    for name in ("attend", "Stack", "TransformerLayer", "MultiHeadAttention", "stacked_mask", "unstack"):
-        assert f"nn.{name}" in page
+        exec(compile(snippet, f"docs/{name}.md", "exec"), names)
+    assert all(f"nn.{name}" in page for name in shown)
