@@ -149,3 +149,7 @@ def test_operations_follow_what_is_seen():
     config = GPTConfig(patterns=("causal & local(63)",))
     dense, banded = GPTConfig().flops_per_token(1024), config.flops_per_token(1024)
     assert dense - banded == pytest.approx(12 * 12 * 768 * (1024 - 64), rel=0.01)
+    full = EncoderDecoderConfig(vocab_size=100).flops_per_example(1024)
+    both = dict(patterns=("local(31)",), decoder_patterns=("causal & local(63)",))
+    saved = 12 * 512 * 1024 * 6 * ((1024 - 63) + (1024 - 64))
+    assert full - EncoderDecoderConfig(vocab_size=100, **both).flops_per_example(1024) == pytest.approx(saved, rel=0.01)

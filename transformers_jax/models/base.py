@@ -225,9 +225,14 @@ class TransformerConfig(LayersConfig):
         `length`: 6 per weight of a matrix product, and 12 * depth * dim * length for attention (Chowdhery et al. 2022,
         appendix B), or less where a pattern lets it see less."""
         weights = self.depth * (4 * self.dim**2 + 2 * self.dim * (self.mlp_dim or 4 * self.dim))
-        patterns = self.read_patterns("patterns", self.depth, decodes=self.decodes)
-        seen = sum(pattern.keys_seen(length) for pattern in patterns) / len(patterns)
-        return 6.0 * weights + 12.0 * self.depth * self.dim * seen
+        seen = self.keys_seen("patterns", self.depth, length, decodes=self.decodes)
+        return 6.0 * weights + 12.0 * self.dim * seen
+
+    def keys_seen(self, name: str, depth: int, length: int, *, decodes: bool) -> float:
+        """How many keys a token of a sequence of `length` sees in `depth` layers with the patterns in the field
+        `name`."""
+        patterns = self.read_patterns(name, depth, decodes=decodes)
+        return depth * sum(pattern.keys_seen(length) for pattern in patterns) / len(patterns)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,14 +104,16 @@ class EncoderDecoderConfig(Seq2SeqConfig, TextConfig):
 
     def flops_per_example(self, items: int) -> float:
         """Forward and backward, for a source and a target of `items` tokens each: 6 per weight and token, and 12 * dim
-        * length per layer and attention."""
+        * length per layer and attention, or less where a pattern lets it see less."""
         width, mlp_dim = self.heads * self.head_size, self.mlp_dim or 4 * self.dim
         mlp = (3 if self.gated else 2) * self.dim * mlp_dim
         attention = 4 * self.dim * width
         decoder_depth = self.decoder_depth or self.depth
         weights = self.depth * (attention + mlp) + decoder_depth * (2 * attention + mlp)
         weights += self.dim * (self.target_vocab_size or self.check_vocabulary())
-        return 6.0 * weights * items + 12.0 * width * items**2 * (self.depth + 2 * decoder_depth)
+        seen = self.keys_seen("patterns", self.depth, items, decodes=False) + decoder_depth * items
+        seen += self.keys_seen("decoder_patterns", decoder_depth, items, decodes=True)
+        return 6.0 * weights * items + 12.0 * width * items * seen
 
     @classmethod
     def _sized(cls, changes: dict[str, Any], **sizes: Any) -> "EncoderDecoderConfig":
