@@ -6,8 +6,9 @@
 
 `mnist` is a directory with the IDX files, packed or not; `tfds:mnist:train` downloads them instead. Without files for
 testing (`t10k-...`) a fifth is held out. `digits` is a directory of pictures, or one; their lower halves are made anew.
-The learning rate and the number of epochs have not been tuned, and the whole run has not been measured; a histogram of
-each place's shades has a loss of 0.873 nats a pixel on the held-out 1,600 of the 8,000 digits of the t10k file.
+Hardware: one CPU core (AMD EPYC), about forty minutes beside other work. Result, seed 0, with 6,400 of the 8,000 first
+digits of the t10k file to train on: 0.386 nats a pixel on the other 1,600, of which a histogram of each place's shades
+has 0.873. The learning rate and the number of epochs have not been tuned.
 """
 
 from transformers_jax.data import ImageData
@@ -36,5 +37,5 @@ def experiment() -> Experiment:
         ),
         data=ImageData(source="mnist", validation_fraction=0.2),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_fraction=0.05, beta2=0.99, weight_decay=0.1),
-        training=TrainingConfig(epochs=20, batch_size=32, ema=0.99),
+        training=TrainingConfig(epochs=8, batch_size=32, ema=0.99),
     )

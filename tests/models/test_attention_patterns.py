@@ -1,5 +1,6 @@
 """Attention patterns in the configurations of the models."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -132,7 +133,9 @@ def test_images_and_translations_take_them():
         (partial(GPTConfig, patterns=("local(3)",)), "patterns holds 'local(3)', which lets a decoder look ahead"),
         (partial(GPTConfig, patterns=BANDED, depth=3), "patterns holds 2 patterns, which do not divide the depth of 3"),
         (partial(GPTConfig, patterns=("causal & global(1025)",)), "place 1024 is outside of a sequence of 1024"),
-        (partial(BertConfig, patterns=("local(0)",)), "window=0"),
+        (partial(BertConfig, patterns=("local(0)",)), "patterns: local(window=0): window must be a whole number"),
+        (partial(EncoderDecoderConfig, decoder_patterns=("causal &",)), "decoder_patterns: 'causal &' is no attention"),
+        (partial(EncoderDecoderConfig, max_length=None, patterns=("random(1, 8)",)), "need patterns of any length"),
         (partial(BertConfig, patterns=("local(3, dilation=512)",)), "a query would see nothing but itself"),
         (partial(BertConfig, patterns=("locl(3)",)), "'locl(3)' is no attention pattern"),
         (partial(EncoderDecoderConfig, decoder_patterns=("full",)), "decoder_patterns holds 'full', which lets"),
@@ -153,3 +156,14 @@ def test_operations_follow_what_is_seen():
     both = dict(patterns=("local(31)",), decoder_patterns=("causal & local(63)",))
     saved = 12 * 512 * 1024 * 6 * ((1024 - 63) + (1024 - 64))
     assert full - EncoderDecoderConfig(vocab_size=100, **both).flops_per_example(1024) == pytest.approx(saved, rel=0.01)
+
+
+def test_a_training_from_a_checkpoint_takes_the_patterns_it_is_given():
+    checkpoint = BertConfig.tiny(patterns=("local(2)",))
+    assert checkpoint.with_run_fields(BertConfig.tiny()).patterns == ("local(2)",)
+    wanted = BertConfig.tiny(patterns=("local(4) | global(600)",), max_length=1024, resize_positions=True)
+    assert checkpoint.with_run_fields(wanted) == wanted
+    with pytest.raises(ValueError, match=r"patterns: global\(tokens=600\): place 599 is outside of a sequence of 512"):
+        checkpoint.with_run_fields(dataclasses.replace(wanted, resize_positions=False))
+    translation = EncoderDecoderConfig(decoder_patterns=("causal & local(3)",))
+    assert EncoderDecoderConfig().with_run_fields(translation).decoder_patterns == translation.decoder_patterns

@@ -77,3 +77,16 @@ def test_shifted_rotary_positions_change_nothing():
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match=r"turn 19\.2 of the 64 numbers of a head"):
         GPTConfig(positions="rotary", rotary_share=0.3)
+    with pytest.raises(ValueError, match="base=nan"):
+        GPTConfig(positions="rotary", rotary_base=float("nan"))
+    with pytest.raises(ValueError, match="leave no bucket for larger offsets"):
+        GPTConfig(positions="relative", relative_buckets=8, relative_max_distance=4)
+
+
+def test_a_table_ends_whatever_says_the_positions():
+    model, text = build("learned"), jnp.asarray(ids(length=65))
+    ones, places = jnp.ones_like(text), jnp.arange(65)[None].repeat(len(text), 0)
+    for given in ({"attention_mask": ones}, {"segment_ids": ones}, {"positions": places}):
+        with pytest.raises(ValueError, match="positions hold 64 but the model has 0 to 63"):
+            model(text, **given)
+    assert np.isfinite(model(text, attention_mask=ones.at[:, 0].set(0)).logits[:, 1:]).all()

@@ -123,3 +123,17 @@ def test_patterns_may_go_by_places(pattern):
         np.testing.assert_allclose(output[:1], whole(pattern, tuple(x[:1] for x in given)), atol=1e-5)
     indices = jnp.broadcast_to(jnp.arange(length), (2, length))
     np.testing.assert_allclose(by_blocks(pattern, given, places=indices), whole(pattern, given), atol=1e-5)
+
+
+@pytest.mark.parametrize(("batch", "q", "k"), [(0, 9, 9), (2, 0, 9), (2, 9, 0)])
+def test_nothing_to_compute(batch, q, k):
+    query, key = jnp.ones((batch, q, 2, 4)), jnp.ones((batch, k, 2, 4))
+    for implementation in ("plain", "blockwise"):
+        output = attend(query, key, key, pattern=Local(3), implementation=implementation)
+        assert output.shape == query.shape and not output.any()
+
+
+def test_random_blocks_end_where_they_were_drawn_for():
+    x = jnp.ones((1, 12, 2, 4))
+    with pytest.raises(ValueError, match="it was not drawn for 12 keys"):
+        attend(x, x, x, pattern=Random(1, 8, block=4) | Local(2))

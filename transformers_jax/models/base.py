@@ -74,7 +74,11 @@ class ModelConfig:
             raise ValueError(
                 f"the checkpoint holds a {type(self).__name__}, but the experiment has a {type(chosen).__name__}"
             )
-        return replace(self, **{name: getattr(chosen, name) for name in self.RUN_FIELDS})
+        return replace(self, **self.run_changes(chosen))
+
+    def run_changes(self, chosen: Any) -> dict[str, Any]:
+        """What `with_run_fields` takes from `chosen`."""
+        return {name: getattr(chosen, name) for name in self.RUN_FIELDS}
 
     @classmethod
     def _sized(cls, changes: dict[str, Any], **sizes: Any) -> Any:
@@ -173,6 +177,8 @@ class TransformerConfig(LayersConfig):
 
     decodes: ClassVar[bool] = False
     """Whether no token may see what comes after it."""
+    PATTERN_FIELDS: ClassVar[tuple[str, ...]] = ("patterns",)
+    """Fields that hold attention patterns."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -186,20 +192,31 @@ class TransformerConfig(LayersConfig):
         """The most tokens of a sequence; None: any number."""
         return None
 
+    def run_changes(self, chosen: Any) -> dict[str, Any]:
+        """With the patterns of `chosen`, where it has any: they change no parameter."""
+        given = {name: getattr(chosen, name) for name in self.PATTERN_FIELDS if getattr(chosen, name)}
+        return super().run_changes(chosen) | given
+
     def read_patterns(self, name: str, depth: int, *, decodes: bool) -> tuple[Pattern, ...]:
         """The patterns in the field `name` for a stack of `depth` layers; ValueError where they do not fit it, or the
         longest sequence, or let a decoder look ahead."""
         texts = getattr(self, name)
         if not texts:
             return (Causal() if decodes else Full(),)
-        patterns = tuple(parse_pattern(text) for text in texts)
-        if depth % len(patterns):
-            raise ValueError(f"{name} holds {len(patterns)} patterns, which do not divide the depth of {depth} layers")
+        if depth % len(texts):
+            raise ValueError(f"{name} holds {len(texts)} patterns, which do not divide the depth of {depth} layers")
+        try:
+            patterns = tuple(parse_pattern(text) for text in texts)
+            for pattern in patterns:
+                if self.longest is not None:
+                    pattern.check(self.longest)
+                elif pattern.longest is not None:
+                    raise ValueError(f"{pattern}: sequences of any length need patterns of any length")
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
         for text, pattern in zip(texts, patterns, strict=True):
             if decodes and not pattern.causal:
                 raise ValueError(f"{name} holds {text!r}, which lets a decoder look ahead; add & causal")
-            if self.longest is not None:
-                pattern.check(self.longest)
         return patterns
 
     def cycle(self, patterns: Sequence[Pattern], **changes: Any) -> list[partial[TransformerLayer]]:
@@ -278,9 +295,9 @@ class TextConfig(VocabularyConfig, TransformerConfig):
     RUN_FIELDS: ClassVar[tuple[str, ...]] = (*TransformerConfig.RUN_FIELDS, "resize_positions")
     RESIZABLE: ClassVar[tuple[str, ...]] = ("max_length",)
 
-    def with_run_fields(self, chosen: Any) -> Any:
-        config = super().with_run_fields(chosen)
-        return replace(config, max_length=chosen.max_length) if chosen.resize_positions else config
+    def run_changes(self, chosen: Any) -> dict[str, Any]:
+        """With the length that positions are to be resized to."""
+        return super().run_changes(chosen) | ({"max_length": chosen.max_length} if chosen.resize_positions else {})
 
     def carry_over(self, parameters: Mapping[str, Any], old: Any) -> dict[str, Any]:
         """With tables of learned positions as long as this configuration's."""

@@ -30,6 +30,7 @@ from transformers_jax.nn import (
 )
 from transformers_jax.nn.dropout import PRNGKey
 from transformers_jax.nn.linear import NORMS, check_norm
+from transformers_jax.nn.positions import check_buckets
 
 Positions = Literal["sinusoidal", "learned", "relative"]
 
@@ -84,6 +85,7 @@ class EncoderDecoderConfig(Seq2SeqConfig, TextConfig):
     """Dropout on the attention weights."""
 
     RUN_FIELDS: ClassVar[tuple[str, ...]] = (*TextConfig.RUN_FIELDS, "mlp_dropout")
+    PATTERN_FIELDS: ClassVar[tuple[str, ...]] = ("patterns", "decoder_patterns")
 
     def __post_init__(self):
         super().__post_init__()
@@ -91,6 +93,8 @@ class EncoderDecoderConfig(Seq2SeqConfig, TextConfig):
         self.check_rates("mlp_dropout")
         check_norm(self.norm_type)
         self.read_patterns("decoder_patterns", self.decoder_depth or self.depth, decodes=True)
+        if self.positions == "relative":
+            check_buckets(self.relative_buckets, self.relative_max_distance, bidirectional=True)
         if self.max_length is None and self.positions == "learned":
             raise ValueError("max_length=None needs positions='sinusoidal' or 'relative'; a learned table has an end")
 

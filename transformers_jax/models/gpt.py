@@ -30,6 +30,7 @@ from transformers_jax.nn import (
 from transformers_jax.nn.dropout import PRNGKey
 from transformers_jax.nn.linear import NORMS
 from transformers_jax.nn.pooling import Pooling
+from transformers_jax.nn.positions import check_buckets
 from transformers_jax.nn.stack import Unstacked
 
 Positions = Literal["learned", "sinusoidal", "rotary", "relative"]
@@ -68,7 +69,8 @@ class DecoderConfig(TransformerConfig):
             self.rotary.check(self.dim // self.heads)
         if self.positions == "sinusoidal" and self.dim % 2:
             raise ValueError(f"positions='sinusoidal' needs an even dim, not {self.dim}")
-        self.check_positive("relative_buckets", "relative_max_distance")
+        if self.positions == "relative":
+            check_buckets(self.relative_buckets, self.relative_max_distance, bidirectional=False)
 
     @property
     def rotary(self) -> Rotary | None:
@@ -241,6 +243,8 @@ class GPT(nnx.Module):
             # A row may have used up all positions and get only padding from here on: position 0, not beyond.
             positions = jnp.where(ones != 0, positions_from_mask(ones) + seen, 0)
         hidden = self.embedding(input_ids)
+        if self.positions is not None and not as_they_come:
+            check_ids(positions, self.config.places, name="positions")
         if self.positions is not None:
             hidden = hidden + self.positions(length if as_they_come else positions)
         elif self.config.positions == "sinusoidal":

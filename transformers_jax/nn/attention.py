@@ -64,6 +64,8 @@ def attend(
     _check_heads(query, key)
     if segment_ids is not None and query.shape[1] != key.shape[1]:
         raise ValueError(f"segment_ids need as many queries as keys, not {query.shape[1]} and {key.shape[1]}")
+    if places is None and pattern.longest is not None and key.shape[1] > pattern.longest:
+        raise ValueError(f"{pattern}: it was not drawn for {key.shape[1]} keys")
     places = None if pattern.relative else places
     dropped = dropout_key is not None and dropout_rate > 0.0
     factor = query.shape[-1] ** -0.5 if scale is None else scale

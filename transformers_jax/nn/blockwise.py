@@ -115,6 +115,8 @@ def attend_by_blocks(
     parts of it. The first query stands at index 0 of the keys.
 
     Where `places` turn out not to be the indices, all that the pattern might allow anywhere is computed."""
+    if 0 in (*query.shape[:3], key.shape[1]):  # nobody looks, or there is nothing to look at
+        return jnp.zeros((*query.shape[:3], value.shape[-1]), value.dtype)
     arrays = query, key, value, mask, bias, segment_ids, dropout_key
     by_index = partial(_by_index, attend, pattern=pattern, block=block)
     if places is None or pattern.relative:

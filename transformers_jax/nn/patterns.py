@@ -20,6 +20,13 @@ from jaxtyping import Array, Bool, Int
 Places = Int[Array | np.ndarray, "*#places"]
 Allowed = Bool[Array | np.ndarray, "*#places"]
 
+LARGEST = 2**31 - 1
+"""Indices are 32-bit integers."""
+MOST_DRAWN = 1 << 14
+"""Blocks of a random pattern: what is drawn is a matrix of them."""
+LONGEST_TEXT = 1000
+"""Of an expression, in characters."""
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -64,6 +71,11 @@ class Pattern:
     @property
     def reach(self) -> int | None:
         """How many places back a query looks at most; None: to the first."""
+        return None
+
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence that the pattern is defined for; None: any."""
         return None
 
     def check(self, length: int) -> None:
@@ -144,8 +156,9 @@ class Local(Pattern):
     dilation: int = 1
 
     def __post_init__(self):
-        if self.window < 1 or self.dilation < 1:
-            raise ValueError(f"Local(window={self.window}, dilation={self.dilation}): both must be at least 1")
+        _check_numbers(self, "window", "dilation")
+        if self.window * self.dilation > LARGEST:
+            raise ValueError(f"{self} looks further than {LARGEST:,} places")
 
     def allows(self, query: Places, key: Places) -> Allowed:
         distance = abs(query - key)
@@ -177,8 +190,7 @@ class Strided(Pattern):
     stride: int
 
     def __post_init__(self):
-        if self.stride < 1:
-            raise ValueError(f"Strided(stride={self.stride}) must be at least 1")
+        _check_numbers(self, "stride")
 
     def allows(self, query: Places, key: Places) -> Allowed:
         return (query - key) % self.stride == 0
@@ -203,14 +215,17 @@ class Global(Pattern):
     tokens: int | tuple[int, ...]
 
     def __post_init__(self):
-        if not self.places or min(self.places) < 0 or len(set(self.places)) < len(self.places):
-            raise ValueError(
-                f"Global(tokens={self.tokens}) must be a number of at least 1, or different places from 0 on"
-            )
+        if isinstance(self.tokens, int):
+            _check_numbers(self, "tokens")
+        elif not self.tokens or not all(0 <= place <= LARGEST for place in self.tokens):
+            raise ValueError(f"{self}: tokens must be a number of at least 1, or places from 0 to {LARGEST:,}")
+        elif len(set(self.tokens)) < len(self.tokens):
+            raise ValueError(f"{self}: tokens names a place twice")
 
     @property
-    def places(self) -> tuple[int, ...]:
-        return tuple(range(self.tokens)) if isinstance(self.tokens, int) else self.tokens
+    def last(self) -> int:
+        """The last of the places."""
+        return self.tokens - 1 if isinstance(self.tokens, int) else max(self.tokens)
 
     def allows(self, query: Places, key: Places) -> Allowed:
         return self._among(query) | self._among(key)
@@ -222,7 +237,9 @@ class Global(Pattern):
 
     def may_meet(self, queries: Blocks, keys: Blocks) -> np.ndarray:
         def held(blocks: Blocks) -> np.ndarray:
-            away = np.array(self.places) - blocks.first[:, None]
+            if isinstance(self.tokens, int):
+                return blocks.first < self.tokens
+            away = np.array(self.tokens) - blocks.first[:, None]
             return np.any((away >= 0) & (away < blocks.step * blocks.size) & (away % blocks.step == 0), axis=1)
 
         return held(queries)[:, None] | held(keys)[None, :]
@@ -232,8 +249,8 @@ class Global(Pattern):
         return False
 
     def check(self, length: int) -> None:
-        if max(self.places) >= length:
-            raise ValueError(f"{self}: place {max(self.places)} is outside of a sequence of {length}")
+        if self.last >= length:
+            raise ValueError(f"{self}: place {self.last} is outside of a sequence of {length}")
 
 
 @dataclass(frozen=True)
@@ -247,10 +264,12 @@ class Random(Pattern):
     seed: int = 0
 
     def __post_init__(self):
-        if min(self.blocks, self.length, self.block) < 1:
-            raise ValueError(f"{self}: blocks, length and block must be at least 1")
-        if self.blocks > -(-self.length // self.block):
-            raise ValueError(f"{self}: there are only {-(-self.length // self.block)} blocks to draw from")
+        _check_numbers(self, "blocks", "length", "block")
+        count = -(-self.length // self.block)
+        if self.blocks > count:
+            raise ValueError(f"{self}: there are only {count} blocks to draw from")
+        if count > MOST_DRAWN:
+            raise ValueError(f"{self}: {count:,} blocks are more than {MOST_DRAWN:,}; make block larger")
 
     def allows(self, query: Places, key: Places) -> Allowed:
         blocks = query // self.block, key // self.block
@@ -267,6 +286,10 @@ class Random(Pattern):
     @property
     def relative(self) -> bool:
         return False
+
+    @property
+    def longest(self) -> int | None:
+        return self.length
 
     def check(self, length: int) -> None:
         if length > self.length:
@@ -298,6 +321,10 @@ class _Pair(Pattern):
     @property
     def relative(self) -> bool:
         return self.first.relative and self.second.relative
+
+    @property
+    def longest(self) -> int | None:
+        return min((part.longest for part in (self.first, self.second) if part.longest is not None), default=None)
 
     def check(self, length: int) -> None:
         self.first.check(length)
@@ -363,13 +390,15 @@ def parse_pattern(text: str) -> Pattern:
     ValueError says what is wrong with it.
     """
     try:
+        if len(text) > LONGEST_TEXT:
+            raise _Unknown(f"it has {len(text):,} characters, more than {LONGEST_TEXT:,}")
         capital = re.sub(r"\bglobal\b", "Global", text.strip())  # the small word means something to Python
         return _read(ast.parse(capital, mode="eval").body)
     except (SyntaxError, TypeError, _Unknown) as error:
         detail = error if isinstance(error, TypeError | _Unknown) else "it is not an expression"
         raise ValueError(
-            f"{text!r} is no attention pattern: {detail}; there are {', '.join(PATTERNS)}, with numbers in brackets, "
-            "combined by & and |"
+            f"{text!r:.80} is no attention pattern: {detail!s:.120}; there are {', '.join(PATTERNS)}, with numbers in "
+            "brackets, combined by & and |"
         ) from None
 
 
@@ -386,6 +415,8 @@ def _read(node: ast.expr) -> Pattern:
             return PATTERNS[name.lower()]()
         case ast.Call(ast.Name(name), values, keywords) if name.lower() in PATTERNS:
             named = {str(keyword.arg): _number(keyword.value) for keyword in keywords}
+            if len(named) < len(keywords):
+                raise _Unknown(f"{ast.unparse(node)} gives a number twice")
             return PATTERNS[name.lower()](*map(_number, values), **named)
     raise _Unknown(f"{ast.unparse(node)} is unknown")
 
@@ -394,9 +425,17 @@ def _number(node: ast.expr) -> int | tuple[int, ...]:
     match node:
         case ast.Constant(int() as number) if not isinstance(number, bool):
             return number
-        case ast.Tuple(elements):
-            return tuple(ast.literal_eval(element) for element in elements if isinstance(_number(element), int))
+        case ast.Tuple(elements) if not any(isinstance(element, ast.Tuple) for element in elements):
+            return tuple(number for number in map(_number, elements) if isinstance(number, int))
     raise _Unknown(f"{ast.unparse(node)} is no whole number")
+
+
+def _check_numbers(pattern: Pattern, *names: str) -> None:
+    """ValueError unless each of these fields is a whole number that indices can be compared with."""
+    for name in names:
+        value = getattr(pattern, name)
+        if not isinstance(value, int) or not 1 <= value <= LARGEST:
+            raise ValueError(f"{pattern}: {name} must be a whole number from 1 to {LARGEST:,}")
 
 
 def _same_remainder(queries: Blocks, keys: Blocks, divisor: int) -> np.ndarray:

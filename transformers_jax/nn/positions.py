@@ -1,5 +1,6 @@
 """Positions of tokens in a text and of patches in an image, and their encodings."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -61,7 +62,7 @@ class Rotary:
     def check(self, head_dim: int) -> None:
         """ValueError unless heads of this width can be turned."""
         turned = head_dim * self.share
-        if not 0 < self.share <= 1 or turned % 2 or self.base <= 1:
+        if not 0 < self.share <= 1 or turned % 2 or not 1 < self.base < math.inf:
             raise ValueError(
                 f"rotary positions with base={self.base} and share={self.share} turn {turned:g} of the {head_dim} "
                 "numbers of a head; that must be an even number, and base above 1"
@@ -207,6 +208,15 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
 
 
+def check_buckets(buckets: int, max_distance: int, *, bidirectional: bool) -> None:
+    """ValueError unless `RelativePositionBias` can be built of so many buckets."""
+    exact = buckets // 2 // (2 if bidirectional else 1)
+    if exact < 1 or max_distance <= exact:
+        raise ValueError(
+            f"relative positions: buckets={buckets} with max_distance={max_distance} leave no bucket for larger offsets"
+        )
+
+
 class RelativePositionBias(nnx.Module):
     """A learned number for each head and bucket of offsets, added to the scores of attention (Raffel et al. 2020, T5).
 
@@ -225,9 +235,7 @@ class RelativePositionBias(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        exact = buckets // 2 // (2 if bidirectional else 1)
-        if exact < 1 or max_distance <= exact:
-            raise ValueError(f"buckets={buckets} with max_distance={max_distance} leave no bucket for larger offsets")
+        check_buckets(buckets, max_distance, bidirectional=bidirectional)
         self.max_distance, self.bidirectional = max_distance, bidirectional
         self.embedding = nnx.Param(embedding_init(rngs.params(), (buckets, heads), param_dtype))
 

@@ -294,7 +294,9 @@ def _encode(tokenizer: Any, texts: Sequence[LabelledText], targets: Sequence[Any
             encoded[i] = part
     if targets is None:
         return encoded
-    return [example | {"labels": np.asarray(label)} for example, label in zip(encoded, targets, strict=True)]
+    labels = np.asarray(targets)
+    labels = labels.astype(np.int32) if labels.dtype == np.int64 else labels
+    return [example | {"labels": label} for example, label in zip(encoded, labels, strict=True)]
 
 
 def _read_input(value: Any, where: str) -> LabelledText:
