@@ -8,8 +8,8 @@
 testing (`t10k-...`) a fifth is held out. `digits` is a directory of pictures, or one; their lower halves are made anew.
 Hardware: one CPU core (AMD EPYC), about forty minutes beside other work. Result, seed 0, with 6,400 of the 8,000 first
 digits of the t10k file to train on: 0.360 nats a pixel on the other 1,600, of which a histogram of each place's shades
-has 0.873. A DaViT (`davit_mnist.py`, seed 0) recognises 82.2 % of what it makes of their upper halves, and 98.0 % of the
-whole digits in these sizes and shades (`benchmarks/completion_accuracy.py`). The learning rate has not been tuned.
+has 0.873. A DaViT (`davit_mnist.py`, seed 0) recognises 82.2 % of what it makes of their upper halves, and 98.0 % of
+the whole digits in these sizes and shades (`benchmarks/completion_accuracy.py`). The learning rate has not been tuned.
 """
 
 from transformers_jax.data import ImageData
