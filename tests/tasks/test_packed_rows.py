@@ -154,5 +154,6 @@ def compare(task, plain, data, config):
     packed, alone = sums(task, config, rows), sums(plain, config, separate)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), packed, alone)
     assert len(rows) < len(ragged) and f"{len(ragged)} texts in {len(rows)} rows" in examples.facts["rows"]
+    assert examples.items_per_example == round(sum(ragged.lengths) / len(rows))
     abstract = task.abstract_batch(config, 1)
     assert {name: x.shape[1:] for name, x in abstract.items()} == {name: np.shape(x) for name, x in rows[0].items()}

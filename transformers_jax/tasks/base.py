@@ -249,9 +249,10 @@ def abstract_arrays(batch_size: int, **shapes: Sequence[int]) -> dict[str, jax.S
     return {name: jax.ShapeDtypeStruct((batch_size, *shape), np.int32) for name, shape in shapes.items()}
 
 
-def abstract_texts(batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """What a batch of `ragged` texts of this length holds beside labels."""
-    return abstract_arrays(batch_size, input_ids=[length], token_type_ids=[length], attention_mask=[length])
+def abstract_texts(batch_size: int, length: int, *, packed: bool = False) -> dict[str, jax.ShapeDtypeStruct]:
+    """What a batch of `ragged` texts of this length, or of packed rows, holds beside labels."""
+    mask = "segment_ids" if packed else "attention_mask"
+    return abstract_arrays(batch_size, input_ids=[length], token_type_ids=[length], **{mask: [length]})
 
 
 def text_length(length: int | None, config: Any, name: str = "task.length") -> int:

@@ -163,11 +163,10 @@ class SpanExtraction(Task):
 
     def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         length, _ = self._sizes(config)
-        if not self.pack:
-            return abstract_texts(batch_size, length) | abstract_arrays(batch_size, labels=[2])
-        batch = abstract_texts(batch_size, length)
-        batch["segment_ids"] = batch.pop("attention_mask")
-        return batch | abstract_arrays(batch_size, texts=[texts_in_row(length)], labels=[texts_in_row(length), 2])
+        batch, texts = abstract_texts(batch_size, length, packed=self.pack), [texts_in_row(length)]
+        if self.pack:
+            return batch | abstract_arrays(batch_size, texts=texts, labels=[*texts, 2])
+        return batch | abstract_arrays(batch_size, labels=[2])
 
     def loss(self, model: Any, batch: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """Mean of the cross-entropies (in nats) of the first and of the last token over all places but padding, as

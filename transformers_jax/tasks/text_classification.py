@@ -150,10 +150,8 @@ class TextClassification(Task):
         length = text_length(self.length, config)
         texts = [texts_in_row(length)] if self.pack else []
         labels = [len(config.labels)] if self.problem == "multi_label_classification" else []
-        batch = abstract_texts(batch_size, length) | abstract_arrays(batch_size, labels=[*texts, *labels])
-        if self.pack:
-            batch["segment_ids"] = batch.pop("attention_mask")
-            batch |= abstract_arrays(batch_size, texts=texts)
+        batch = abstract_texts(batch_size, length, packed=self.pack)
+        batch |= abstract_arrays(batch_size, labels=[*texts, *labels], **({"texts": texts} if self.pack else {}))
         number = jax.ShapeDtypeStruct((batch_size, *texts), np.float32)
         if self.problem == "regression":
             batch["labels"] = number

@@ -155,9 +155,7 @@ class TokenClassification(Task):
 
     def abstract_batch(self, config: Any, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         length = text_length(self.length, config)
-        batch = abstract_texts(batch_size, length) | abstract_arrays(batch_size, labels=[length])
-        if self.pack:
-            batch["segment_ids"] = batch.pop("attention_mask")
+        batch = abstract_texts(batch_size, length, packed=self.pack) | abstract_arrays(batch_size, labels=[length])
         if self.class_weights is not None:
             batch["class_weights"] = jax.ShapeDtypeStruct((batch_size, len(config.labels)), np.float32)
         return batch
