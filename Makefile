@@ -11,7 +11,7 @@ train: $(VENV)/installed
 	$(BIN)/python train.py --config $(CONFIG) $(ARGS)
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

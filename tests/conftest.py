@@ -3,6 +3,13 @@
 import os
 from pathlib import Path
 
+# Most of the suite's time goes into compiling small programs. Many are the same in several tests, processes and
+# Pythons, and compiling them well takes longer than running them badly. In the environment, and before JAX is
+# imported, so that the processes that tests start do the same.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache/transformers_jax/tests"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
 import jax
 import pytest
 from jaxtyping import install_import_hook
@@ -11,11 +18,6 @@ from jaxtyping import install_import_hook
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collective_call_terminate_timeout_seconds=600"
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update(
-    "jax_compilation_cache_dir",
-    os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache/transformers_jax/tests")),
-)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 install_import_hook("transformers_jax", "typecheck.check")
 
 

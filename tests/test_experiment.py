@@ -98,6 +98,7 @@ def interrupt_at(monkeypatch, step):
     return lambda: monkeypatch.setattr(MetricsLogger, "log", original)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_stopping_and_continuing_equals_never_stopping(experiment, tmp_path, monkeypatch, seen_batches, ema):
     # No evaluation, whose batches would be among those seen.
@@ -153,6 +154,7 @@ def wait_for(workdir, step, process):
     raise AssertionError(f"no step {step} in two minutes")
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_moment_and_continuing_equals_never_stopping(experiment, tmp_path):
     experiment = change(
         experiment, training=dict(steps=120, checkpoint_every=3, eval_every=40), task=dict(sample_tokens=0)
@@ -171,6 +173,7 @@ def test_kill_9_at_any_moment_and_continuing_equals_never_stopping(experiment, t
     assert_same_parameters(resumed.state, straight.state)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_exits_0(experiment, tmp_path):
     experiment = change(experiment, training=dict(steps=100_000, checkpoint_every=0, eval_every=0))
     process = start(experiment, tmp_path / "run", tmp_path)
@@ -253,6 +256,7 @@ def test_checkpoints_of_which_none_can_be_used_are_not_deleted(experiment, tmp_p
     assert sorted(checkpoints.rglob("*")) == before and losses(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_share_a_working_directory(experiment, tmp_path):
     long = change(experiment, training=dict(steps=100_000, checkpoint_every=0, eval_every=0))
     process = start(long, tmp_path / "run", tmp_path)
@@ -270,6 +274,7 @@ def test_evaluation_notices_that_the_text_has_changed(experiment, tmp_path):
         evaluate(load(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_steps_mesh_and_intervals_may_change_and_are_printed(experiment, tmp_path, capsys):
     first = change(experiment, training=dict(steps=10), optimizer=dict(schedule="constant"))
     run(first, tmp_path / "run")
@@ -281,6 +286,7 @@ def test_steps_mesh_and_intervals_may_change_and_are_printed(experiment, tmp_pat
         assert f"changed since the run began: {line}" in printed
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_mesh_continues_on_any_other(experiment, tmp_path):
     experiment = change(experiment, training=dict(accumulation=1), optimizer=dict(schedule="constant"))
     straight = change(experiment, training=dict(steps=16))
@@ -369,6 +375,7 @@ def test_a_run_that_is_done_is_not_trained_again(experiment, tmp_path):
     assert_same_parameters(again.state, first.state)
 
 
+@pytest.mark.slow
 def test_training_starts_from_another_run_and_from_a_hugging_face_checkpoint(experiment, tmp_path):
     run(change(experiment, data=dict(tokenizer="bpe", vocab_size=280)), tmp_path / "first")
     first = load(tmp_path / "first")

@@ -45,6 +45,7 @@ def arrays(random, q, k, batch=2, heads=4, kv_heads=2):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     pattern=patterns,

@@ -441,6 +441,7 @@ def test_settings_of_the_task_apply_to_predictions_and_have_types(trained):
 # --- stopping changes nothing
 
 
+@pytest.mark.slow
 def test_interrupted_with_augmentation_and_mixing_it_ends_the_same(trained, tmp_path, monkeypatch):
     task = ImageClassification(
         augmentation=Augmentation(crop_scale=(0.4, 1.0), flip=0.5, rand_augment=2, erasing=0.5), mixup=0.5, cutmix=1.0

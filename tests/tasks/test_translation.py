@@ -149,6 +149,7 @@ def test_padding_is_never_written(beams):
 # --- a run
 
 
+@pytest.mark.slow
 def test_it_learns_and_its_figures_are_sacrebleus(workdir, data, tmp_path):
     loaded = load(workdir)
     metrics = evaluate(loaded, batch_size=16, report=tmp_path)

@@ -479,6 +479,7 @@ def close(runs, name, *, other="one", rtol=1e-5, steps=16):
     np.testing.assert_allclose(list(evaluated.values()), list(expected_evaluated.values()), rtol=rtol)
 
 
+@pytest.mark.slow
 def test_two_processes_compute_what_one_computes_and_a_killed_one_is_missed(runs):
     output = runs.run("two", 2, 4)
     close(runs, "two")

@@ -48,6 +48,7 @@ def run(tmp_path, *, batch_seconds, step_size):
     return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_waiting_is_the_time_in_which_the_device_has_nothing_to_do(tmp_path):
     # The first lines hold the compilation.
     assert run(tmp_path / "slow_data", batch_seconds=0.05, step_size=4)[-1]["data_wait"] > 0.5
