@@ -6,7 +6,8 @@ Or a directory of class folders: `--data.source DIRECTORY --data.validation-sour
 `vit_cifar10.py`. Not run whole here. The counterpart of the small ViT there, for a few hundred pictures:
 `--data.validation-fraction 0.2 --model.patch-size 4 --model.dims 32 64 128 --model.depths 1 1 1 --model.heads 2 4 8
 --model.init-std 0.1 --training.epochs 50 --training.batch-size 64 --training.ema 0.99 --training.data-processes 1`.
-With 800 pictures to train on it reached 38.5 % on 200 others (seed 0; the ViT in as many epochs 29.0 %).
+With 800 pictures to train on it reached 40.5 +- 2.0 % on 200 others (three seeds; the ViT in as many epochs 30.0 +-
+1.7 %, Swin 30.5 +- 1.0 %), in 8 minutes a seed on one CPU core (AMD EPYC) beside other work.
 """
 
 from transformers_jax.data import Augmentation, ImageData
