@@ -479,7 +479,7 @@ def close(runs, name, *, other="one", rtol=1e-5, steps=16):
     np.testing.assert_allclose(list(evaluated.values()), list(expected_evaluated.values()), rtol=rtol)
 
 
-@pytest.mark.slow
+@pytest.mark.mesh
 def test_two_processes_compute_what_one_computes_and_a_killed_one_is_missed(runs):
     output = runs.run("two", 2, 4)
     close(runs, "two")
@@ -499,13 +499,13 @@ def test_two_processes_compute_what_one_computes_and_a_killed_one_is_missed(runs
     assert runs.losses("killed") == runs.losses("two")  # bit for bit
 
 
-@pytest.mark.mesh
 @pytest.mark.parametrize(
     ("processes", "devices", "settings"),
     [
-        (4, 1, ["--training.data-processes", "1"]),
-        (2, 4, ["--mesh.fsdp", "4", "--mesh.tensor", "2"]),
-        (2, 4, ["--mesh.data", "1", "--mesh.tensor", "8"]),  # both processes read all rows
+        pytest.param(4, 1, ["--training.data-processes", "1"], marks=pytest.mark.mesh),
+        pytest.param(2, 4, ["--mesh.fsdp", "4", "--mesh.tensor", "2"], marks=pytest.mark.exhaustive),
+        # Both processes read all rows.
+        pytest.param(2, 4, ["--mesh.data", "1", "--mesh.tensor", "8"], marks=pytest.mark.mesh),
     ],
 )
 def test_any_processes_and_any_mesh_compute_what_one_process_computes(runs, processes, devices, settings):
@@ -556,9 +556,16 @@ def test_a_signal_to_one_stops_all_and_any_other_processes_continue(runs):
     close(runs, "elastic")
 
 
-@pytest.mark.mesh
-@pytest.mark.parametrize("who", [0, 1])
-@pytest.mark.parametrize("moment", ["step", "save", "start"])
+@pytest.mark.parametrize(
+    ("who", "moment"),
+    [
+        pytest.param(
+            who, moment, marks=pytest.mark.mesh if (who == 0) == (moment == "step") else pytest.mark.exhaustive
+        )
+        for who in (0, 1)
+        for moment in ("step", "save", "start")
+    ],
+)
 def test_a_killed_process_ends_the_other_at_any_moment(runs, who, moment):
     name = f"kill-{who}-{moment}"
     every = ["--training.checkpoint-every", "1" if moment == "save" else "1000", "--training.steps", "1000"]
