@@ -21,7 +21,7 @@ GOLDENS = Path(__file__).parents[1] / "goldens/davit"
 SMALL = dict(dims=(6, 8, 12, 16), heads=(2, 2, 3, 4), depths=(1, 2, 1, 1))
 QUICK = [("tiny", "60x60"), ("tiny", "37x61"), ("florence", "20x23")]
 SLOW = [("tiny", "64x64"), ("tiny", "96x96"), ("tiny", "20x23"), ("florence", "37x61")]  # each is compiled anew
-CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.mesh) for case in SLOW)]
+CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in SLOW)]
 
 
 def near(found, expected, scale=0.0):

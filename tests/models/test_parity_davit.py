@@ -55,7 +55,7 @@ def make():
     return reference
 
 
-@pytest.mark.parametrize(("height", "width"), [(45, 70), pytest.param(64, 64, marks=pytest.mark.mesh)])
+@pytest.mark.parametrize(("height", "width"), [(45, 70), pytest.param(64, 64, marks=pytest.mark.exhaustive)])
 def test_features_are_those_of_florence(height, width, tmp_path):
     reference = make()
     norm = {"head.norm.weight": np.ones(16, np.float32), "head.norm.bias": np.zeros(16, np.float32)}  # timm's alone
