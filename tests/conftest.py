@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-# Most of the suite's time goes into compiling small programs. Many are the same in several tests, processes and
-# Pythons, and compiling them well takes longer than running them badly. In the environment, and before JAX is
+# Most of the suite's time goes into compiling small programs. Many are the same in several tests and
+# processes, and compiling them well takes longer than running them badly. In the environment, and before JAX is
 # imported, so that the processes that tests start do the same.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache/transformers_jax/tests"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
