@@ -20,7 +20,8 @@ from transformers_jax import pretrained
 from transformers_jax.nn import LayerNorm, Linear, Stack
 from transformers_jax.pretrained import files as files_module
 from transformers_jax.pretrained import find_directory, from_pretrained, load_pretrained, save_pretrained
-from transformers_jax.pretrained.engine import Architecture, Family, Rule, expand, named_leaves
+from transformers_jax.pretrained.engine import named_leaves
+from transformers_jax.pretrained.rules import Architecture, Family, Rule, expand
 
 # A family with all that the zoo's families need: patches as a convolution, a norm with old names, a fused tensor split
 # along its first axis and transposed, a stack whose layers alternate in shape, and a head of several tensors.

@@ -21,7 +21,7 @@ from transformers_jax.pretrained.configs import CLASSIFIERS, give_labels, take_l
 from transformers_jax.pretrained.davit import DAVIT
 from transformers_jax.pretrained.deit import DEIT
 from transformers_jax.pretrained.distilbert import DISTILBERT
-from transformers_jax.pretrained.engine import Family, Loaded, Shardings
+from transformers_jax.pretrained.engine import Loaded, Shardings
 from transformers_jax.pretrained.files import (
     CONFIG,
     PREPROCESSOR,
@@ -36,7 +36,9 @@ from transformers_jax.pretrained.files import (
 from transformers_jax.pretrained.gpt2 import GPT2
 from transformers_jax.pretrained.image_gpt import IMAGE_GPT
 from transformers_jax.pretrained.marian import MARIAN
+from transformers_jax.pretrained.matching import choose_architecture
 from transformers_jax.pretrained.roberta import ROBERTA
+from transformers_jax.pretrained.rules import Architecture, Family
 from transformers_jax.pretrained.swin import SWIN
 from transformers_jax.pretrained.t5 import T5
 from transformers_jax.pretrained.timm import from_timm, is_timm, processor_of, to_timm
@@ -142,12 +144,12 @@ def load_pretrained(
         wanted = dict(dtype=kind, param_dtype=_name(param_dtype, kind)) | dict(changes or {})
         names = family.names(files)
 
-        def configured(chosen: engine.Architecture) -> Any:
+        def configured(chosen: Architecture) -> Any:
             config = _with_labels(read, chosen, fields, directory)
             _check_fixed(family, chosen, chosen.configure(config, names), f"{directory / CONFIG}: ")
             return _replace(chosen.configure(_replace(config, wanted), names), wanted)
 
-        chosen = engine.choose_architecture(
+        chosen = choose_architecture(
             family, read, files, asked=architecture, named=named, fits=lambda one: one.fits(configured(one))
         )
         config = configured(chosen)
@@ -241,7 +243,7 @@ def _family(model_type: object, directory: Path) -> Family:
     raise ValueError(f"{directory / CONFIG} has model_type {model_type!r}, which is not supported; there are {names}")
 
 
-def _layout(model: Any) -> tuple[Family, engine.Architecture]:
+def _layout(model: Any) -> tuple[Family, Architecture]:
     backbone: Any = getattr(model, "backbone", model)
     head, config = None if backbone is model else type(model), getattr(backbone, "config", None)
     for family in FAMILIES:
@@ -253,14 +255,14 @@ def _layout(model: Any) -> tuple[Family, engine.Architecture]:
     raise ValueError(f"transformers has no layout known here for {name}")
 
 
-def _check_fixed(family: Family, architecture: engine.Architecture, config: Any, where: str = "") -> None:
+def _check_fixed(family: Family, architecture: Architecture, config: Any, where: str = "") -> None:
     everywhere = {name: () for name in ("patterns", "decoder_patterns") if hasattr(config, name)}
     for name, value in (everywhere | dict(family.fixed(config, architecture.head))).items():
         if (found := getattr(config, name)) != value:
             raise ValueError(f"{where}{architecture.name} of {family.library} has {name}={value!r}, not {found!r}")
 
 
-def _with_labels(config: Any, architecture: engine.Architecture, fields: Mapping[str, Any], directory: Path) -> Any:
+def _with_labels(config: Any, architecture: Architecture, fields: Mapping[str, Any], directory: Path) -> Any:
     if architecture.head not in CLASSIFIERS:
         return config
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers_jax.models import EncoderDecoder, EncoderDecoderConfig, Seq2SeqLanguageModel
 from transformers_jax.pretrained import marian
-from transformers_jax.pretrained.engine import Architecture, Family, Rule, layer_norm, under
+from transformers_jax.pretrained.rules import Architecture, Family, Rule, layer_norm, under
 
 OFFSET = 2
 """Rows of the tables of positions that no position uses."""

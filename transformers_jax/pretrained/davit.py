@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers_jax.models import DaViT, DaViTConfig, ImageClassifier
 from transformers_jax.pretrained.configs import give_fields, take_fields, take_required
-from transformers_jax.pretrained.engine import Architecture, Family, Rule, layer_norm, linear, under
+from transformers_jax.pretrained.rules import Architecture, Family, Rule, layer_norm, linear, under
 from transformers_jax.pretrained.vit import simplest
 
 ARCHITECTURES = {

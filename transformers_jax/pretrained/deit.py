@@ -6,7 +6,7 @@ from typing import Any
 from transformers_jax.data.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from transformers_jax.models import ImageClassifier, ViT, ViTConfig
 from transformers_jax.pretrained import vit
-from transformers_jax.pretrained.engine import Family, linear
+from transformers_jax.pretrained.rules import Family, linear
 
 
 def read_config(fields: dict[str, Any]) -> ViTConfig:

@@ -19,7 +19,7 @@ from transformers_jax.pretrained.configs import (
     take_activation,
     take_fields,
 )
-from transformers_jax.pretrained.engine import Family, layer_norm, linear
+from transformers_jax.pretrained.rules import Family, layer_norm, linear
 
 LAYER, STACK = "transformer.layer.{layer}.", "stack.layers.{layer}."
 

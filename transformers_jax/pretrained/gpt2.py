@@ -18,7 +18,7 @@ from transformers_jax.pretrained.configs import (
     take_fields,
     take_required,
 )
-from transformers_jax.pretrained.engine import Architecture, Family, Rule, linear, under
+from transformers_jax.pretrained.rules import Architecture, Family, Rule, linear, under
 
 STACK = "stack.layers.{layer}."
 

@@ -12,8 +12,8 @@ from transformers_jax.pretrained.configs import (
     take_fields,
     take_required,
 )
-from transformers_jax.pretrained.engine import Architecture, Family, Rule, under
 from transformers_jax.pretrained.gpt2 import ALIASES, REQUIRED, RULES
+from transformers_jax.pretrained.rules import Architecture, Family, Rule, under
 
 FIELDS = {
     "n_embd": ("dim", 512),

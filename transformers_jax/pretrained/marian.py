@@ -11,7 +11,7 @@ from transformers_jax.pretrained.configs import (
     take_fields,
     take_required,
 )
-from transformers_jax.pretrained.engine import Architecture, Family, Rule, layer_norm, linear, under
+from transformers_jax.pretrained.rules import Architecture, Family, Rule, layer_norm, linear, under
 
 
 def _layer(side: str) -> tuple[Rule, ...]:

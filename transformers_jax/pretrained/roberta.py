@@ -14,7 +14,7 @@ from transformers_jax.models import (
     TokenClassifier,
 )
 from transformers_jax.pretrained import bert
-from transformers_jax.pretrained.engine import Family, layer_norm, linear
+from transformers_jax.pretrained.rules import Family, layer_norm, linear
 
 DEFAULTS = {"vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 """Values that transformers gives missing fields, where they are not BERT's."""

@@ -14,7 +14,7 @@ from transformers_jax.pretrained.configs import (
     take_fields,
     take_required,
 )
-from transformers_jax.pretrained.engine import Architecture, Family, Rule, layer_norm, linear, under
+from transformers_jax.pretrained.rules import Architecture, Family, Rule, layer_norm, linear, under
 from transformers_jax.pretrained.vit import simplest
 
 FIELDS = {

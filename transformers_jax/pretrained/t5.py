@@ -12,7 +12,7 @@ from transformers_jax.pretrained.configs import (
     take_fields,
     take_required,
 )
-from transformers_jax.pretrained.engine import Architecture, Family, Rule, under
+from transformers_jax.pretrained.rules import Architecture, Family, Rule, under
 
 SHARED = "shared.weight"
 

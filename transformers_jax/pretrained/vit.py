@@ -13,7 +13,7 @@ from transformers_jax.pretrained.configs import (
     take_fields,
     take_required,
 )
-from transformers_jax.pretrained.engine import Architecture, Family, Rule, layer_norm, linear, under
+from transformers_jax.pretrained.rules import Architecture, Family, Rule, layer_norm, linear, under
 
 LAYER, STACK = "encoder.layer.{layer}.", "stack.layers.{layer}."
 
