@@ -12,6 +12,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+WIDE = 512
+"""Outputs of a kernel from which on CPU copies x for the weight gradient: a copy costs as much as about 65 outputs."""
+
 
 @cache
 def normal_init(std: float) -> Initializer:
@@ -28,30 +31,47 @@ def matmul(
 ) -> Float[Array, "*lead outer"]:
     """`x @ kernel` over the last axis of x; the options are those of `jnp.matmul`.
 
-    XLA's CPU backend is slow at two forms of the weight gradient, which are avoided there, and only there. With several
-    leading axes it contracts them one by one, at half the speed of the same product over one flat axis, so they are
-    merged. For a kernel that is taller than wide (an MLP's way back), `x.T @ gradient` takes up to twice the time of
-    its transpose.
+    XLA's CPU backend is slow at the usual forms of the weight gradient, which are avoided there, and only there. With
+    several leading axes it contracts them one by one, at half the speed of the same product over one flat axis, so they
+    are merged. Its fastest kernels take a product only if the first factor is contracted over its last axis: worth a
+    transposed copy of x if the kernel is wide. For a narrow one that is taller than wide, `x.T @ gradient` takes up to
+    twice the time of its transpose.
     """
     plain = partial(jnp.matmul, precision=precision, preferred_element_type=preferred_element_type)
     if jax.default_backend() != "cpu" or x.ndim < 2:
         return plain(x, kernel)
-    tall = kernel.shape[0] > kernel.shape[1] and precision is None and preferred_element_type is None
-    product = _tall_matmul if tall else plain
-    return product(x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], kernel.shape[-1])
+    product, (inner, outer) = plain, kernel.shape
+    if precision is None and preferred_element_type is None and (outer >= WIDE or inner > outer):
+        product = _matmul_by_copy if outer >= WIDE else _matmul_turned
+    return product(x.reshape(-1, inner), kernel).reshape(*x.shape[:-1], outer)
 
 
-@jax.custom_jvp
-def _tall_matmul(x: Array, kernel: Array) -> Array:
-    return x @ kernel
+def _matmul_with(change: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """`x @ kernel`, whose weight gradient is what the reverse of `change(x, kernel's tangent)` is."""
+
+    @jax.custom_jvp
+    def product(x: Array, kernel: Array) -> Array:
+        return x @ kernel
+
+    @product.defjvp
+    def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+        (x, kernel), (x_dot, kernel_dot) = primals, tangents
+        return x @ kernel, x_dot @ kernel + change(x, kernel_dot)
+
+    return product
 
 
-@_tall_matmul.defjvp
-def _tall_matmul_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    (x, kernel), (x_dot, kernel_dot) = primals, tangents
-    # Reversed, this is the fast form of the weight gradient; the barrier keeps XLA from folding it into the slow one.
-    change = jnp.einsum("ni,oi->no", x, jax.lax.optimization_barrier(kernel_dot.T))
-    return x @ kernel, x_dot @ kernel + change
+# The barriers keep XLA from folding the transpositions into the products, the checkpoint JAX from keeping the copy
+# beside x until the backward pass.
+@_matmul_with
+@partial(jax.checkpoint, prevent_cse=False)
+def _matmul_by_copy(x: Array, kernel_dot: Array) -> Array:
+    return jnp.einsum("in,io->no", jax.lax.optimization_barrier(x.T), kernel_dot)
+
+
+@_matmul_with
+def _matmul_turned(x: Array, kernel_dot: Array) -> Array:
+    return jnp.einsum("ni,oi->no", x, jax.lax.optimization_barrier(kernel_dot.T))
 
 
 class Linear(nnx.Linear):
