@@ -56,7 +56,7 @@ def _matmul_with(change: Callable[[Array, Array], Array]) -> Callable[[Array, Ar
     @product.defjvp
     def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
         (x, kernel), (x_dot, kernel_dot) = primals, tangents
-        return x @ kernel, x_dot @ kernel + change(x, kernel_dot)
+        return x @ kernel, change(x, kernel_dot) + x_dot @ kernel
 
     return product
 
