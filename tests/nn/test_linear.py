@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from transformers_jax.nn.linear import WIDE, matmul
+from transformers_jax.training.mesh import MeshConfig, make_mesh
 
 SHAPES = [(6, WIDE), (5, 7), (9, 4), (WIDE + 2, WIDE)]  # a copy, as it comes, turned, a copy
 
@@ -46,3 +48,19 @@ def test_the_backward_pass_is_given_no_copy_of_the_inputs():
     _, reverse = jax.vjp(matmul, x, kernel)
     kept = [leaf.shape for leaf in jax.tree.leaves(reverse)]
     assert (6, 5) in kept and (5, 6) not in kept
+
+
+@pytest.mark.mesh
+def test_gradients_on_a_mesh_are_those_of_one_device():
+    mesh, rng = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)), np.random.default_rng(0)
+    inputs = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in [(64, WIDE), (WIDE, WIDE), (8, 16, 64)]]
+    specs = PartitionSpec("fsdp", "tensor"), PartitionSpec("tensor", "fsdp"), PartitionSpec(("data", "fsdp"))
+    placed = tuple(NamedSharding(mesh, spec) for spec in specs)
+
+    def loss(up, down, x):
+        return jnp.mean(matmul(jnp.tanh(matmul(x, up)), down) ** 2)
+
+    gradients = jax.grad(loss, argnums=(0, 1, 2))
+    spread = jax.jit(gradients, in_shardings=placed, out_shardings=placed)(*inputs)
+    for ours, expected in zip(spread, jax.jit(gradients)(*inputs), strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-5 * float(jnp.abs(expected).max()))

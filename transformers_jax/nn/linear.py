@@ -13,7 +13,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 WIDE = 512
-"""Outputs of a kernel from which on CPU copies x for the weight gradient: a copy costs as much as about 65 outputs."""
+"""Outputs of a kernel from which on its gradient is computed, on CPU, from a copy of x, which takes the time of about
+65 outputs."""
 
 
 @cache
