@@ -1,5 +1,7 @@
 """Products with kernels: their derivatives in every direction, whichever form is chosen for the weight gradient."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,6 +50,12 @@ def test_the_backward_pass_is_given_no_copy_of_the_inputs():
     _, reverse = jax.vjp(matmul, x, kernel)
     kept = [leaf.shape for leaf in jax.tree.leaves(reverse)]
     assert (6, 5) in kept and (5, 6) not in kept
+
+
+def test_a_wide_kernels_gradient_has_the_form_that_xla_is_fast_at():
+    x, kernel, weight, *_ = arrays(5, WIDE)
+    gradient = jax.jit(jax.grad(lambda k: jnp.sum(weight * matmul(x, k)))).lower(kernel).compile().as_text()
+    assert re.findall(r"lhs_contracting_dims={(\d)}, rhs_contracting_dims={(\d)}", gradient) == [("1", "0")]
 
 
 @pytest.mark.mesh

@@ -42,8 +42,11 @@ def matmul(
     if jax.default_backend() != "cpu" or x.ndim < 2:
         return plain(x, kernel)
     product, (inner, outer) = plain, kernel.shape
-    if precision is None and preferred_element_type is None and (outer >= WIDE or inner > outer):
-        product = _matmul_by_copy if outer >= WIDE else _matmul_turned
+    if precision is None and preferred_element_type is None:
+        if outer >= WIDE:
+            product = _matmul_by_copy
+        elif inner > outer:
+            product = _matmul_turned
     return product(x.reshape(-1, inner), kernel).reshape(*x.shape[:-1], outer)
 
 
